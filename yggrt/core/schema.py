@@ -1,0 +1,266 @@
+"""What a bundle's manifest holds: typed, immutable, validated when made and when read.
+
+Knows nothing of files or devices. `docs/format.md` is the normative text; this module is its types.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from yggrt.core.errors import BundleError
+
+FORMAT_VERSION = 1
+
+Dtype = Literal["float32", "bfloat16", "int64", "int32", "bool", "uint8"]
+DTYPE_BYTES: dict[str, int] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "bool": 1,
+    "uint8": 1,
+}
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of everything in the manifest."""
+
+
+class TensorSpec(Record, frozen=True):
+    """One graph input or output. A negative size is the row count of a graph with a dynamic number of rows."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class GraphSpec(Record, frozen=True):
+    """One compiled graph: a forward over `min_rows..max_rows` rows of a tree (equal for a static graph).
+
+    `library` and `metadata` are bundle members; `constants` maps the graph's constant names to names in the weight
+    table. Inputs, in order: tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill` also
+    row [1] int64, then per layer the key and the value cache. Outputs, in order: ids, logits, hidden, hazards.
+    """
+
+    name: str
+    kind: Literal["verify", "prefill"]
+    min_rows: int
+    max_rows: int
+    library: str
+    metadata: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    constants: dict[str, str]
+
+
+class WeightSpec(Record, frozen=True):
+    """One tensor of `weights.safetensors`; `offset` is in bytes from the start of the `.ygg` file."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        num = DTYPE_BYTES[self.dtype]
+        for size in self.shape:
+            num *= size
+        return num
+
+
+class KvLayer(Record, frozen=True):
+    """Shape of one layer's cache: keys [1, num_heads, slots, key_dim], values [1, num_heads, slots, value_dim]."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class ModelInfo(Record, frozen=True):
+    """The verifier as the runtime sees it."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_parameters: int
+    max_model_len: int
+    num_slots: int
+    kv_dtype: Dtype
+    kv_layers: tuple[KvLayer, ...]
+    eos_ids: tuple[int, ...]
+    weight_dtype: Dtype
+    max_depth: int
+
+
+class MustMatch(Record, frozen=True):
+    """A host that differs in any of these is refused. `isa` holds CPU flag names as the kernel reports them."""
+
+    os: str
+    machine: str
+    libc: str
+    isa: tuple[str, ...]
+    torch: str
+    cuda: str
+    compute_capability: str
+
+
+class TunedFor(Record, frozen=True):
+    """A host that differs in these runs with one warning. Bandwidth in bytes/s, arithmetic in FLOP/s, both measured."""
+
+    device: str
+    memory_bytes: int
+    num_cores: int
+    num_threads: int
+    read_bandwidth: float
+    flops: float
+
+
+class Target(Record, frozen=True):
+    name: str
+    must_match: MustMatch
+    tuned_for: TunedFor
+
+
+class SourceFile(Record, frozen=True):
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+class Source(Record, frozen=True):
+    """Where the verifier or the drafter came from, as resolved at build time."""
+
+    role: Literal["verifier", "drafter"]
+    kind: Literal["directory", "hub", "gguf", "wheel"]
+    location: str
+    revision: str
+    license: str
+    files: tuple[SourceFile, ...]
+
+
+class LatencyPoint(Record, frozen=True):
+    """Median and spread (interquartile range) of one graph at one row count and context length, in seconds."""
+
+    graph: str
+    rows: int
+    context: int
+    median_s: float
+    spread_s: float
+
+
+class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
+    """Suffix matches in prompt and output. `acceptance[m][r]`: measured share of positions at which the candidate of
+    rank r is the verifier's choice when the longest match has m + 1 tokens."""
+
+    max_match: int
+    acceptance: tuple[tuple[float, ...], ...]
+
+
+class TreeSpec(Record, frozen=True):
+    """How a draft is shaped; `yggrt.core.spec` reads and writes its one-line form."""
+
+    policy: Literal["plain", "egt", "sequence", "static"]
+    width: int = 1
+    depth: int = 0
+    children: int = 1
+    verify: int = 1
+    frontier: Literal["global", "level"] = "global"
+    parents: tuple[int, ...] = ()
+
+
+class Candidate(Record, frozen=True):
+    """One schedule that the search looked at: predicted tokens per pass and time per token."""
+
+    tree: str
+    mean_acceptance_length: float
+    tpot_ms: float
+    speedup: float
+
+
+class Schedule(Record, frozen=True):
+    """What the runtime does by default, and why. `rest_s` is the measured host time per iteration outside graphs."""
+
+    tree: str
+    drafter: NgramDrafter
+    rest_s: float
+    buckets: tuple[int, ...]
+    candidates: tuple[Candidate, ...]
+
+
+class Golden(Record, frozen=True):
+    """A prompt and the ids that plain decoding gave on the build machine."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+
+
+class TextInfo(Record, frozen=True):
+    """How text becomes ids. `tokenizer` is a bundle member ("" if the bundle works on ids alone)."""
+
+    tokenizer: str = ""
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+    unk_token: str = ""
+    add_bos: bool = False
+
+
+class Member(Record, frozen=True):
+    """Size and digest of one bundle member other than the manifest itself."""
+
+    num_bytes: int
+    sha256: str
+
+
+class Manifest(Record, frozen=True):
+    """`manifest.json`. Times are seconds, sizes bytes."""
+
+    format_version: int
+    built_by: str
+    name: str
+    exactness: Literal["bitwise", "up-to-ties"]
+    target: Target
+    model: ModelInfo
+    sources: tuple[Source, ...]
+    operators: str
+    operator_namespace: str
+    graphs: tuple[GraphSpec, ...]
+    weights: dict[str, WeightSpec]
+    latency: tuple[LatencyPoint, ...]
+    schedule: Schedule
+    text: TextInfo
+    golden: tuple[Golden, ...]
+    bench_prompts: str
+    members: dict[str, Member]
+    config: dict[str, Any]
+
+    def to_json(self) -> bytes:
+        """The manifest's bytes: same value, same bytes."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1)
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Manifest:
+        """Parses and validates; raises BundleError naming `where` and the field at fault."""
+        try:
+            version = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            raise BundleError(
+                f"{where}: manifest.json is not JSON: {error}", "the file is damaged; build it again"
+            ) from error
+        found = version.get("format_version") if isinstance(version, dict) else None
+        if found != FORMAT_VERSION:
+            raise BundleError(
+                f"{where}: format version is {found!r}, this runtime reads {FORMAT_VERSION}",
+                "build the bundle with the yggc of this installation, or install the yggrt that made it",
+            )
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.ValidationError as error:
+            raise BundleError(
+                f"{where}: manifest.json is not valid: {error}",
+                "the file is damaged or was written by another program; build it again",
+            ) from error
