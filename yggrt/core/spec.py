@@ -1,0 +1,116 @@
+"""Tree specs as one line of text: the same in a recipe, on a command line, in JSON and in reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from yggrt.core.errors import RequestError
+from yggrt.core.schema import TreeSpec
+
+MAX_SIZE = 1024
+EXAMPLES = (
+    "plain",
+    "egt:width=4,depth=4,children=8,verify=16,frontier=global",
+    "sequence:depth=8",
+    "static:parents=0/0/1/1/2/2",
+)
+FRONTIERS: dict[str, Literal["global", "level"]] = {"global": "global", "level": "level"}
+KEYS = {
+    "plain": (),
+    "egt": ("width", "depth", "children", "verify", "frontier"),
+    "sequence": ("depth", "verify"),
+    "static": ("parents", "verify"),
+}
+
+
+def parse_tree_spec(text: str) -> TreeSpec:
+    """Reads `policy:key=value,...`; raises RequestError that says what exists.
+
+    egt needs width and depth (children 2 * width, verify width * depth + 1, frontier global unless given); sequence
+    needs depth and static parents, and both verify all their nodes unless told otherwise.
+    """
+    policy, _, rest = text.strip().partition(":")
+    if policy not in KEYS:
+        raise _bad(text, f"no tree policy {policy!r}; there are {', '.join(KEYS)}")
+    values: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if key not in KEYS[policy]:
+            known = ", ".join(KEYS[policy]) or "none"
+            raise _bad(text, f"{policy} has no key {key!r}; its keys are {known}")
+        if not equals or key in values:
+            raise _bad(text, f"{key!r} wants one value, as in {key}=...")
+        values[key] = value
+    if policy == "plain":
+        return TreeSpec(policy="plain")
+    if policy == "static":
+        return _static(text, values)
+    depth = _size(text, values, "depth", None)
+    if policy == "sequence":
+        return TreeSpec(
+            policy="sequence", depth=depth, verify=_size(text, values, "verify", depth + 1, least=2)
+        )
+    width = _size(text, values, "width", None)
+    frontier = FRONTIERS.get(values.get("frontier", "global"))
+    if frontier is None:
+        raise _bad(text, f"frontier is {values['frontier']!r}, wanted {' or '.join(FRONTIERS)}")
+    return TreeSpec(
+        policy="egt",
+        width=width,
+        depth=depth,
+        children=_size(text, values, "children", 2 * width),
+        verify=_size(text, values, "verify", width * depth + 1, least=2),
+        frontier=frontier,
+    )
+
+
+def format_tree_spec(spec: TreeSpec) -> str:
+    """The line that `parse_tree_spec` reads back as `spec`."""
+    if spec.policy == "plain":
+        return "plain"
+    if spec.policy == "egt":
+        return (
+            f"egt:width={spec.width},depth={spec.depth},children={spec.children},"
+            f"verify={spec.verify},frontier={spec.frontier}"
+        )
+    if spec.policy == "sequence":
+        head, full = f"sequence:depth={spec.depth}", spec.depth + 1
+    else:
+        head, full = (
+            f"static:parents={'/'.join(map(str, spec.parents))}",
+            len(spec.parents) + 1,
+        )
+    return head if spec.verify == full else f"{head},verify={spec.verify}"
+
+
+def _static(text: str, values: dict[str, str]) -> TreeSpec:
+    try:
+        parents = tuple(int(part) for part in values["parents"].split("/"))
+    except (KeyError, ValueError):
+        raise _bad(text, "static wants parents=ROW/ROW/..., one row index per node") from None
+    if len(parents) >= MAX_SIZE:
+        raise _bad(text, f"{len(parents)} nodes, at most {MAX_SIZE - 1}")
+    depths = [0]
+    for node, parent in enumerate(parents, start=1):
+        if not 0 <= parent < node:
+            raise _bad(text, f"node {node} has parent {parent}, wanted a row in 0..{node - 1}")
+        depths.append(depths[parent] + 1)
+    verify = _size(text, values, "verify", len(parents) + 1, least=2)
+    return TreeSpec(policy="static", depth=max(depths), verify=verify, parents=parents)
+
+
+def _size(
+    text: str, values: dict[str, str], key: str, default: int | None, *, least: int = 1
+) -> int:
+    found = values.get(key)
+    if found is None:
+        if default is None:
+            raise _bad(text, f"{key} is missing")
+        return default
+    if not (found.isascii() and found.isdigit() and least <= int(found) <= MAX_SIZE):
+        raise _bad(text, f"{key} is {found!r}, wanted a whole number in {least}..{MAX_SIZE}")
+    return int(found)
+
+
+def _bad(text: str, problem: str) -> RequestError:
+    return RequestError(f"tree spec {text!r}: {problem}", "examples: " + "  ".join(EXAMPLES))

@@ -1,0 +1,111 @@
+"""Token trees: what a drafter proposes and a verifier checks in one pass. Plain values, no device, no models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """A root (row 0, the last emitted token) and drafted nodes, parents before children.
+
+    `parents[i]` is a row index below i, -1 for the root. `scores[i]` is the path probability of row i: the estimate
+    that the verifier will accept every token from the root's child down to it; 1 for the root, and never above the
+    parent's. Raises ValueError for anything else.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    scores: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        num = len(self.tokens)
+        if num == 0 or len(self.parents) != num or len(self.scores) != num:
+            raise ValueError(
+                f"a tree needs as many parents and scores as tokens, and a root: got {num} tokens, "
+                f"{len(self.parents)} parents, {len(self.scores)} scores"
+            )
+        if self.parents[0] != -1 or self.scores[0] != 1:
+            raise ValueError(
+                f"the root has parent -1 and score 1, not {self.parents[0]} and {self.scores[0]}"
+            )
+        for row in range(1, num):
+            parent = self.parents[row]
+            if not 0 <= parent < row:
+                raise ValueError(f"row {row} has parent {parent}, wanted a row in 0..{row - 1}")
+            if not 0 <= self.scores[row] <= self.scores[parent]:
+                raise ValueError(
+                    f"row {row} has score {self.scores[row]}, wanted 0..{self.scores[parent]}"
+                )
+
+    @classmethod
+    def single(cls, token: int) -> TokenTree:
+        """The root alone: plain decoding."""
+        return cls((token,), (-1,), (1.0,))
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows, the root included."""
+        return len(self.tokens)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Edges from the root to each row; a row's position is the root's plus its depth."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    def ancestor_mask(self) -> list[list[bool]]:
+        """[rows, rows]: whether row i may see row j, that is, j is i or an ancestor of i."""
+        mask: list[list[bool]] = []
+        for row, parent in enumerate(self.parents):
+            seen = [False] * self.num_nodes if parent < 0 else mask[parent].copy()
+            seen[row] = True
+            mask.append(seen)
+        return mask
+
+    def path(self, row: int) -> tuple[int, ...]:
+        """Rows from the root down to `row`, both included."""
+        rows = []
+        while row >= 0:
+            rows.append(row)
+            row = self.parents[row]
+        return tuple(reversed(rows))
+
+    def children(self, row: int) -> tuple[int, ...]:
+        """Rows whose parent is `row`, in row order."""
+        return tuple(i for i, parent in enumerate(self.parents) if parent == row)
+
+    def keep(self, rows: list[int]) -> TokenTree:
+        """The tree of the given rows, in ascending order; they hold row 0 and every ancestor of each of them."""
+        new_row = {row: i for i, row in enumerate(rows)}
+        new_row[-1] = -1
+        return TokenTree(
+            tuple(self.tokens[row] for row in rows),
+            tuple(new_row[self.parents[row]] for row in rows),
+            tuple(self.scores[row] for row in rows),
+        )
+
+
+def prune(tree: TokenTree, num_rows: int) -> TokenTree:
+    """The `num_rows` best rows by path probability, the root first; the whole tree if it has no more than that.
+
+    A child's probability is at most its parent's, so with ties broken towards smaller depth, then smaller row, the
+    best rows hold all their ancestors, and no ancestor-closed set of that size has a larger sum.
+    """
+    if num_rows < 1:
+        raise ValueError(f"a pruned tree keeps its root: wanted at least 1 row, got {num_rows}")
+    if tree.num_nodes <= num_rows:
+        return tree
+    depths = tree.depths
+    best = sorted(range(tree.num_nodes), key=lambda row: (-tree.scores[row], depths[row], row))
+    return tree.keep(sorted(best[:num_rows]))
+
+
+def clip_depth(tree: TokenTree, max_depth: int) -> TokenTree:
+    """The rows at depth `max_depth` or less."""
+    depths = tree.depths
+    if max(depths) <= max_depth:
+        return tree
+    return tree.keep([row for row in range(tree.num_nodes) if depths[row] <= max_depth])
