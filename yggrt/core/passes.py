@@ -1,6 +1,8 @@
-"""What a forward pass over tree rows takes and gives: the boundary between the engine and whatever computes.
+"""What a forward pass over tree rows takes and gives: the boundary between the engine and whatever
+computes.
 
-Types only. The engine works on token ids, row indices and slot numbers; tensors pass through it unread.
+Types only. The engine works on token ids, row indices and slot numbers; tensors pass through it
+unread.
 """
 
 from __future__ import annotations
@@ -53,14 +55,17 @@ class Graphs(Protocol):
     def verify(self, cache: KvCache, tree: TokenTree, length: int) -> PassOutput:
         """Runs the tree's rows at slots `length..` over a prefix of `length` committed rows.
 
-        Pads to the next row count. Raises RequestError if the tree has more rows than the largest row count.
+        Pads to the next row count. Raises RequestError if the tree has more rows than the largest
+        row count.
         """
         ...
 
     def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
-        """Runs a chain of 1..prefill_rows tokens at slots `length..`; gives the outputs of its last token alone."""
+        """Runs a chain of 1..prefill_rows tokens at slots `length..`; gives the outputs of its
+        last token alone."""
         ...
 
     def commit(self, cache: KvCache, length: int, path: Sequence[int]) -> None:
-        """Moves the rows that tree row `path[i]` wrote to slot `length + 1 + i`; every load before any store."""
+        """Moves the rows that tree row `path[i]` wrote to slot `length + 1 + i`; every load before
+        any store."""
         ...

@@ -1,4 +1,5 @@
-"""Tree specs as one line of text: the same in a recipe, on a command line, in JSON and in reports."""
+"""Tree specs as one line of text: the same in a recipe, on a command line, in JSON and in
+reports."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ KEYS = {
 def parse_tree_spec(text: str) -> TreeSpec:
     """Reads `policy:key=value,...`; raises RequestError that says what exists.
 
-    egt needs width and depth (children 2 * width, verify width * depth + 1, frontier global unless given); sequence
-    needs depth and static parents, and both verify all their nodes unless told otherwise.
+    egt needs width and depth (children 2 * width, verify width * depth + 1, frontier global unless
+    given); sequence needs depth and static parents, and both verify all their nodes unless told
+    otherwise.
     """
     policy, _, rest = text.strip().partition(":")
     if policy not in KEYS:
@@ -48,7 +50,9 @@ def parse_tree_spec(text: str) -> TreeSpec:
     depth = _size(text, values, "depth", None)
     if policy == "sequence":
         return TreeSpec(
-            policy="sequence", depth=depth, verify=_size(text, values, "verify", depth + 1, least=2)
+            policy="sequence",
+            depth=depth,
+            verify=_size(text, values, "verify", depth + 1, least=2),
         )
     width = _size(text, values, "width", None)
     frontier = FRONTIERS.get(values.get("frontier", "global"))

@@ -1,4 +1,5 @@
-"""Token trees: what a drafter proposes and a verifier checks in one pass. Plain values, no device, no models."""
+"""Token trees: what a drafter proposes and a verifier checks in one pass. Plain values, no device,
+no models."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from dataclasses import dataclass
 class TokenTree:
     """A root (row 0, the last emitted token) and drafted nodes, parents before children.
 
-    `parents[i]` is a row index below i, -1 for the root. `scores[i]` is the path probability of row i: the estimate
-    that the verifier will accept every token from the root's child down to it; 1 for the root, and never above the
-    parent's. Raises ValueError for anything else.
+    `parents[i]` is a row index below i, -1 for the root. `scores[i]` is the path probability of
+    row i: the estimate that the verifier will accept every token from the root's child down to it;
+    1 for the root, and never above the parent's. Raises ValueError for anything else.
     """
 
     tokens: tuple[int, ...]
@@ -22,8 +23,8 @@ class TokenTree:
         num = len(self.tokens)
         if num == 0 or len(self.parents) != num or len(self.scores) != num:
             raise ValueError(
-                f"a tree needs as many parents and scores as tokens, and a root: got {num} tokens, "
-                f"{len(self.parents)} parents, {len(self.scores)} scores"
+                f"a tree needs a root, and as many parents and scores as tokens: got "
+                f"{num} tokens, {len(self.parents)} parents, {len(self.scores)} scores"
             )
         if self.parents[0] != -1 or self.scores[0] != 1:
             raise ValueError(
@@ -78,7 +79,8 @@ class TokenTree:
         return tuple(i for i, parent in enumerate(self.parents) if parent == row)
 
     def keep(self, rows: list[int]) -> TokenTree:
-        """The tree of the given rows, in ascending order; they hold row 0 and every ancestor of each of them."""
+        """The tree of the given rows, in ascending order; they hold row 0 and every ancestor of
+        each of them."""
         new_row = {row: i for i, row in enumerate(rows)}
         new_row[-1] = -1
         return TokenTree(
@@ -89,10 +91,12 @@ class TokenTree:
 
 
 def prune(tree: TokenTree, num_rows: int) -> TokenTree:
-    """The `num_rows` best rows by path probability, the root first; the whole tree if it has no more than that.
+    """The `num_rows` best rows by path probability, the root first; the whole tree if it has no
+    more than that.
 
-    A child's probability is at most its parent's, so with ties broken towards smaller depth, then smaller row, the
-    best rows hold all their ancestors, and no ancestor-closed set of that size has a larger sum.
+    A child's probability is at most its parent's, so with ties broken towards smaller depth, then
+    smaller row, the best rows hold all their ancestors, and no ancestor-closed set of that size
+    has a larger sum.
     """
     if num_rows < 1:
         raise ValueError(f"a pruned tree keeps its root: wanted at least 1 row, got {num_rows}")

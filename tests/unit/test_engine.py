@@ -1,0 +1,182 @@
+"""The engine over scripted graphs: trees emit what plain decoding emits, whatever is drafted."""
+
+from __future__ import annotations
+
+import pytest
+from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs, UselessDrafter
+
+from yggrt.core.errors import RequestError
+from yggrt.core.spec import parse_tree_spec
+from yggrt.drafters import Drafter
+from yggrt.engine import Engine
+from yggrt.gate import OpenGate, RunningGate
+
+TREES = (
+    "sequence:depth=8",
+    "sequence:depth=1",
+    "egt:width=4,depth=4,verify=16",
+    "egt:width=3,depth=3,children=5,verify=8,frontier=level",
+    "egt:width=8,depth=4,children=8,verify=16",
+    "egt:width=1,depth=6,children=2,verify=5",
+    "static:parents=0/0/1/1/2/2",
+    "static:parents=0/0/0/1/2/4/5/7/7,verify=7",
+)
+
+
+def make(
+    tree: str, drafter: Drafter, graphs: ScriptedGraphs, gate: OpenGate | RunningGate | None = None
+) -> Engine:
+    """An engine for which any number of rows costs the same, so that trees are as large as they
+    may be."""
+    spec = parse_tree_spec(tree)
+    cache = graphs.new_cache()
+    return Engine(graphs, cache, drafter, spec, lambda rows: 1.0, 0.0, gate or OpenGate())
+
+
+def decode(engine: Engine, ids: list[int], *, reuse: bool = False) -> list[int]:
+    """Every token up to the context limit."""
+    tokens = [engine.start(ids, reuse=reuse)]
+    while engine.room:
+        tokens.extend(engine.step().tokens)
+    return tokens
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("make_drafter", [RandomDrafter, OracleDrafter], ids=["random", "oracle"])
+@pytest.mark.parametrize("num_prompt", [1, 2, 3, 4, 5, 9])
+def test_tree_emits_what_plain_emits(tree, make_drafter, num_prompt):
+    graphs = ScriptedGraphs()
+    prompt = [(3 * i + num_prompt) % 6 for i in range(num_prompt)]
+    expected = graphs.plain(prompt, graphs.max_model_len - num_prompt)
+    engine = make(tree, make_drafter(), graphs)
+    assert decode(engine, prompt) == expected
+    assert engine.ids == (*prompt, *expected)
+    stats = engine.stats
+    assert stats.num_tokens == len(expected) - 1 == stats.accepted + stats.num_passes
+    assert stats.accepted > 0
+
+
+@pytest.mark.parametrize("row_counts", [(1, 4, 8, 16), tuple(range(1, 17)), (1, 16), (1, 3, 32)])
+def test_any_set_of_row_counts(row_counts):
+    graphs = ScriptedGraphs(row_counts=row_counts)
+    engine = make(TREES[2], OracleDrafter(), graphs)
+    assert decode(engine, [1, 2, 3]) == graphs.plain([1, 2, 3], 61)
+
+
+def test_plain_runs_one_row_and_never_asks_the_drafter():
+    graphs = ScriptedGraphs()
+    engine = make("plain", UselessDrafter(), graphs)
+    assert decode(engine, [5, 0]) == graphs.plain([5, 0], 62)
+    assert {call for call in graphs.calls if call[0] != "prefill"} == {("verify", 1)}
+    assert engine.stats.num_plain_passes == engine.stats.num_passes == 61
+    assert engine.stats.mean_acceptance_length == 1
+
+
+def test_an_oracle_fills_every_pass():
+    graphs = ScriptedGraphs(max_model_len=3 + 1 + 9 * 4)
+    engine = make("sequence:depth=8", OracleDrafter(), graphs)
+    decode(engine, [1, 2, 3])
+    assert engine.stats.accepted_histogram == {8: 4}
+    assert engine.stats.mean_acceptance_length == 9
+    assert engine.stats.alpha == 1
+    assert ("commit", 8) not in graphs.calls, "a chain's rows lie in place already"
+
+
+def test_a_tree_larger_than_its_row_counts_is_verified_in_the_next_one():
+    graphs = ScriptedGraphs()
+    engine = make("sequence:depth=8", OracleDrafter(), graphs)
+    engine.start([1, 2, 3])
+    assert engine.step().num_rows == 9
+    assert graphs.calls[-1] == ("verify", 16)
+
+
+@pytest.mark.parametrize("num_prompt", range(55, 64))
+def test_context_limit_clips_the_tree(num_prompt):
+    graphs = ScriptedGraphs()
+    prompt = [i % 6 for i in range(num_prompt)]
+    engine = make(TREES[2], OracleDrafter(), graphs)
+    assert decode(engine, prompt) == graphs.plain(prompt, 64 - num_prompt)
+    assert engine.room == 0
+    with pytest.raises(RequestError, match="context of 64 tokens is full"):
+        engine.step()
+
+
+def test_prompts_that_do_not_fit_are_refused():
+    engine = make("plain", RandomDrafter(), ScriptedGraphs())
+    with pytest.raises(RequestError, match="64 tokens, the context holds 64"):
+        engine.start([1] * 64)
+    with pytest.raises(RequestError, match="no tokens"):
+        engine.start([])
+
+
+def test_a_tree_that_no_graph_holds_is_refused():
+    with pytest.raises(RequestError, match="verifies 17 rows, the largest graph holds 16"):
+        make("egt:width=4,depth=4", RandomDrafter(), ScriptedGraphs())
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 7, 11, 30])
+def test_a_shared_prefix_is_not_computed_again(kept):
+    graphs = ScriptedGraphs()
+    drafter = RandomDrafter()
+    engine = make(TREES[2], drafter, graphs)
+    engine.start([1, 2, 3])
+    while len(engine.ids) < 32:
+        engine.step()
+    prompt = [*engine.ids[:kept], 5, 5, 4]
+    shared = next(i for i, (a, b) in enumerate(zip(prompt, engine.ids, strict=False)) if a != b)
+    graphs.calls.clear()
+    tokens = decode(engine, prompt, reuse=True)
+    assert tokens == graphs.plain(prompt, 64 - len(prompt))
+    assert engine.stats.num_reused == shared
+    assert sum(num for call, num in graphs.calls if call == "prefill") == len(prompt) - shared
+    assert drafter.context == [*prompt, *tokens]
+
+
+def test_a_prompt_that_was_decoded_already_runs_its_last_token_again():
+    graphs = ScriptedGraphs()
+    engine = make(TREES[2], RandomDrafter(), graphs)
+    decode(engine, [1, 2, 3])
+    prompt = list(engine.ids[:20])
+    assert decode(engine, prompt, reuse=True) == graphs.plain(prompt, 44)
+    assert engine.stats.num_reused == 19
+
+
+def test_without_reuse_nothing_is_kept():
+    graphs = ScriptedGraphs()
+    engine = make(TREES[2], RandomDrafter(), graphs)
+    first = decode(engine, [1, 2, 3])
+    assert decode(engine, [1, 2, 3]) == first
+    assert engine.stats.num_reused == 0
+
+
+def test_rows_are_chosen_by_tokens_per_second():
+    graphs = ScriptedGraphs(max_model_len=200)
+    spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
+    steep = {1: 1.0, 4: 1.1, 8: 5.0, 16: 9.0}
+    drafter = OracleDrafter(edge=lambda num: 0.6 if num == 1 else 1 / num)
+    engine = Engine(graphs, graphs.new_cache(), drafter, spec, steep.__getitem__, 0.0, OpenGate())
+    decode(engine, [1, 2, 3])
+    assert set(engine.stats.rows_histogram) <= {1, 2, 3, 4}
+
+
+def test_a_useless_drafter_costs_little():
+    graphs = ScriptedGraphs(max_model_len=1024)
+    seconds = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}
+    spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
+    engine = Engine(
+        graphs, graphs.new_cache(), UselessDrafter(), spec, seconds.__getitem__, 0.0, RunningGate()
+    )
+    engine.start([1, 2, 3])
+    while engine.room:
+        engine.step()
+    stats = engine.stats
+    assert stats.accepted == 0
+    assert stats.num_gated > 0.9 * stats.num_passes
+    total = sum(seconds[bucket] for call, bucket in graphs.calls if call == "verify")
+    assert total <= 1.03 * stats.num_tokens * seconds[1]
+
+
+def test_stage_times_add_up():
+    engine = make(TREES[2], RandomDrafter(), ScriptedGraphs())
+    decode(engine, [1, 2, 3])
+    assert all(seconds > 0 for seconds in engine.stats.stage_s.values())

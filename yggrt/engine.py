@@ -1,0 +1,232 @@
+"""The decoding loop: draft, verify, accept, commit, emit.
+
+Token ids only; knows nothing of text or of when to stop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal, NamedTuple, get_args
+
+from yggrt.core.accept import Accepted, Choose, accept, greedy
+from yggrt.core.errors import RequestError
+from yggrt.core.objective import choose_num_rows
+from yggrt.core.passes import Graphs, KvCache, PassOutput
+from yggrt.core.schema import TreeSpec
+from yggrt.core.spec import format_tree_spec
+from yggrt.core.tree import TokenTree, clip_depth, prune
+from yggrt.drafters import Drafter
+from yggrt.gate import Gate
+from yggrt.policies import policy_for
+
+Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+class StepResult(NamedTuple):
+    """One pass: its tokens (accepted drafts, then one of the verifier's own), and the rows it
+    verified."""
+
+    tokens: tuple[int, ...]
+    num_rows: int
+    num_accepted: int
+
+    @property
+    def plain(self) -> bool:
+        return self.num_rows == 1
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the last start. The token that prefill gives belongs to no pass and is not
+    counted.
+
+    num_gated: passes in which the gate kept the drafter out. num_tests: visited rows that had a
+    drafted child.
+    """
+
+    num_passes: int = 0
+    num_plain_passes: int = 0
+    num_gated: int = 0
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_tests: int = 0
+    num_reused: int = 0
+    accepted_histogram: Counter[int] = field(default_factory=Counter)
+    rows_histogram: Counter[int] = field(default_factory=Counter)
+    stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens accepted."""
+        return sum(num * count for num, count in self.accepted_histogram.items())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per verify pass, the bonus token included; 0 before the first pass."""
+        return self.num_tokens / self.num_passes if self.num_passes else 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Accepts over tests; 0 before the first test."""
+        return self.accepted / self.num_tests if self.num_tests else 0.0
+
+
+class Engine:
+    """Decodes one sequence at a time on one cache.
+
+    `latency` gives the seconds of a verify pass for each of the graphs' row counts, `rest_s` the
+    host's own seconds per pass. `sampler` turns a pass into the choice of the verifier's token
+    after each row.
+    Raises RequestError if the graphs cannot hold the spec's verify rows.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        cache: KvCache,
+        drafter: Drafter,
+        spec: TreeSpec,
+        latency: Callable[[int], float],
+        rest_s: float,
+        gate: Gate,
+        sampler: Callable[[PassOutput], Choose] = greedy,
+    ) -> None:
+        largest = graphs.row_counts[-1]
+        if spec.verify > largest:
+            raise RequestError(
+                f"tree {format_tree_spec(spec)} verifies {spec.verify} rows, "
+                f"the largest graph holds {largest}",
+                f"ask for verify={largest} or less, or build with a larger bucket",
+            )
+        self._graphs, self._cache, self._drafter = graphs, cache, drafter
+        self._spec, self._grow = spec, policy_for(spec)
+        self._gate, self._sampler = gate, sampler
+        self._rest_s = rest_s
+        # A tree of any size up to the limit runs in the next larger graph.
+        buckets = {
+            rows: min(count for count in graphs.row_counts if count >= rows)
+            for rows in range(1, spec.verify + 1)
+        }
+        self._seconds = {rows: latency(bucket) for rows, bucket in buckets.items()}
+        self._row_choices = sorted({*buckets.values(), spec.verify} & buckets.keys())
+        self._ids: list[int] = []
+        self._length = 0
+        self.stats = EngineStats()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Prompt and every token emitted since the last start."""
+        return tuple(self._ids)
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still be emitted before the context is full."""
+        return self._graphs.max_model_len - len(self._ids)
+
+    def start(self, ids: Sequence[int], *, reuse: bool = False) -> int:
+        """Takes a prompt and emits the first token; with `reuse`, keeps the rows of a prefix it
+        has in common with the sequence so far. Raises RequestError for an empty prompt or one that
+        leaves no room for a token."""
+        limit = self._graphs.max_model_len
+        if not ids:
+            raise RequestError("the prompt has no tokens", "give at least one token")
+        if len(ids) >= limit:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, the context holds {limit} "
+                "with at least one of output",
+                "shorten the prompt, or build with a larger --max-model-len",
+            )
+        # The last token always runs: its outputs choose the first new one.
+        kept = _common_prefix(ids[:-1], self._ids[: self._length]) if reuse else 0
+        if reuse:
+            self._drafter.rewind(kept)
+            self._drafter.commit(ids[kept:])
+        else:
+            self._drafter.start(ids)
+        self.stats = EngineStats(num_reused=kept)
+        self._gate.reset()
+        self._ids, self._length = list(ids), kept
+        with self._timed("prefill"):
+            while self._length < len(ids):
+                chunk = ids[self._length : self._length + self._graphs.prefill_rows]
+                out = self._graphs.prefill(self._cache, chunk, self._length)
+                self._length += len(chunk)
+        first = self._sampler(out)(0, self._length)
+        self._drafter.commit([first])
+        self._ids.append(first)
+        return first
+
+    def step(self) -> StepResult:
+        """One pass: at least one token, as many more as the verifier accepts; never beyond the
+        context.
+
+        Raises RequestError if the context is full.
+        """
+        with self._timed("draft"):
+            tree = self._draft()
+        with self._timed("verify"):
+            out = self._graphs.verify(self._cache, tree, self._length)
+        with self._timed("accept"):
+            accepted = accept(tree, self._sampler(out), self._length + 1)
+        with self._timed("commit"):
+            self._commit(accepted)
+        self._record(tree, accepted)
+        return StepResult(accepted.tokens, tree.num_nodes, len(accepted.path))
+
+    def _draft(self) -> TokenTree:
+        assert self._length == len(self._ids) - 1, "a sequence is started before it is continued"
+        if self.room < 1:
+            raise RequestError(
+                f"the context of {self._graphs.max_model_len} tokens is full",
+                "start again with a shorter prompt, or build with a larger --max-model-len",
+            )
+        root = self._ids[-1]
+        if not self._gate.is_open:
+            return TokenTree.single(root)
+        # The bonus token needs a place too, hence one level less than the room.
+        tree = clip_depth(self._grow(root, self._spec, self._drafter), self.room - 1)
+        trust = self._gate.trust
+        values = sorted((trust * score for score in tree.scores[1:]), reverse=True)
+        num_rows = choose_num_rows(
+            values, self._row_choices, self._seconds.__getitem__, self._rest_s
+        )
+        return prune(tree, num_rows)
+
+    def _commit(self, accepted: Accepted) -> None:
+        # A chain's rows already lie where they belong.
+        if any(row != i for i, row in enumerate(accepted.path, start=1)):
+            self._graphs.commit(self._cache, self._length, accepted.path)
+        self._drafter.commit(accepted.tokens)
+        self._ids.extend(accepted.tokens)
+        self._length += len(accepted.tokens)
+
+    def _record(self, tree: TokenTree, accepted: Accepted) -> None:
+        num_accepted, stats = len(accepted.path), self.stats
+        stats.num_passes += 1
+        stats.num_plain_passes += tree.num_nodes == 1
+        stats.num_gated += not self._gate.is_open
+        stats.num_rows += tree.num_nodes
+        stats.num_tokens += len(accepted.tokens)
+        stats.num_tests += accepted.num_tests
+        stats.accepted_histogram[num_accepted] += 1
+        stats.rows_histogram[tree.num_nodes] += 1
+        pass_s = self._rest_s + self._seconds[tree.num_nodes]
+        plain_s = self._rest_s + self._seconds[1]
+        self._gate.record(sum(tree.scores[1:]), num_accepted, pass_s / plain_s)
+
+    @contextmanager
+    def _timed(self, stage: Stage) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self.stats.stage_s[stage] += perf_counter() - start
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

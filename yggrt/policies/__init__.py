@@ -1,0 +1,27 @@
+"""Tree policies: choose which nodes to draft. They ask a drafter and never touch a model.
+
+Each is a pure function of the root token, the spec and what the drafter answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from yggrt.core.schema import TreeSpec
+from yggrt.core.tree import TokenTree
+from yggrt.drafters import Drafter
+from yggrt.policies import egt, plain, sequence, static
+
+Policy: TypeAlias = Callable[[int, TreeSpec, Drafter], TokenTree]
+
+
+def policy_for(spec: TreeSpec) -> Policy:
+    """The function that grows trees of this spec."""
+    policies: dict[str, Policy] = {
+        "plain": plain.grow,
+        "egt": egt.grow,
+        "sequence": sequence.grow,
+        "static": static.grow,
+    }
+    return policies[spec.policy]

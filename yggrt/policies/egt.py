@@ -1,0 +1,41 @@
+"""Equal-growth tree: every draft step adds the same number of nodes, wherever they hang.
+
+Guan et al., "Yggdrasil" (arXiv 2512.23858); the frontier rule and the tie-breaks are this
+project's reading of it. A pool holds the children of expanded nodes. Each of `depth` steps moves
+the `width` best of them, by path probability, into the tree and expands those. With the global
+frontier the pool keeps what was passed over; with the level frontier it holds the newest nodes'
+children alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from yggrt.core.schema import TreeSpec
+from yggrt.core.tree import TokenTree
+from yggrt.drafters import Drafter
+
+
+def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
+    """A tree of `spec.depth` times `spec.width` nodes; fewer where the pool runs dry."""
+    tokens, parents = [root_token], [-1]
+    scores: list[float] = [1]
+    paths: list[tuple[int, ...]] = [()]
+    # Ordered by path probability, then the parent's row, then the token id.
+    pool: list[tuple[float, int, int]] = []
+    newest = [0]
+    for _ in range(spec.depth):
+        if spec.frontier == "level":
+            pool.clear()
+        for row in newest:
+            for token, probability in drafter.candidates(paths[row], spec.children):
+                heapq.heappush(pool, (-scores[row] * probability, row, token))
+        newest = []
+        for _ in range(min(spec.width, len(pool))):
+            negative_score, parent, token = heapq.heappop(pool)
+            newest.append(len(tokens))
+            tokens.append(token)
+            parents.append(parent)
+            scores.append(-negative_score)
+            paths.append((*paths[parent], token))
+    return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
