@@ -1,0 +1,214 @@
+"""Compiles the CPU operators into one shared library, cached by content; also runs the checks that need a compiler.
+
+Knows nothing of torch operators being used: `ygg_kernels.ops` loads what is built here. Flags are explicit per instruction
+set, never `-march=native`, so that the flags recorded with a library are the ones its code needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from yggrt.core.errors import YggError
+
+Isa = Literal["native", "avx2", "avx512", "neon"]
+
+SOURCE_DIR = Path(__file__).parent / "cpu"
+HEADERS = ("vec.h", "tile.h", "linear.h", "embedding.h", "attention.h", "kv.h")
+BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
+# Two libraries in one process must not share inline functions that were compiled for different machines.
+LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
+WARNING_FLAGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas")
+AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+# Compiler flags, and the names of what they need as /proc/cpuinfo spells them.
+ISA_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "avx512": (
+        AVX512_FLAGS,
+        ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    ),
+    "avx2": (AVX2_FLAGS, ("avx2", "fma", "f16c")),
+    "neon": ((), ("asimd",)),
+}
+
+
+class KernelBuildError(YggError):
+    """The operators could not be compiled: no compiler, a compile error, or no instruction set that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLibrary:
+    """A compiled operator library, the torch namespace of its operators and the CPU flags that its code needs."""
+
+    path: Path
+    namespace: str
+    isa_flags: tuple[str, ...]
+
+
+def host_cpu_flags() -> frozenset[str]:
+    """The flags of this machine's first processor, as /proc/cpuinfo names them; empty where there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def resolve_isa(isa: Isa) -> str:
+    """The instruction set that `isa` names; `native` is the best one that this machine has."""
+    if isa != "native":
+        if isa not in ISA_FLAGS:
+            raise KernelBuildError(
+                f"instruction set {isa!r} is unknown",
+                f"use one of: native, {', '.join(ISA_FLAGS)}",
+            )
+        return isa
+    flags = host_cpu_flags()
+    for name, (_, needed) in ISA_FLAGS.items():
+        if flags.issuperset(needed):
+            return name
+    raise KernelBuildError(
+        f"this {platform.machine()} CPU has none of AVX-512, AVX2 with FMA, or NEON",
+        "build on a machine that has one of them",
+    )
+
+
+def find_compiler(cxx: str) -> str:
+    """The path of the C++ compiler."""
+    found = shutil.which(cxx)
+    if found is None:
+        raise KernelBuildError(
+            f"C++ compiler {cxx!r} was not found on PATH",
+            "install it (Debian/Ubuntu: apt install g++) or name another one",
+        )
+    return found
+
+
+def _run(command: list[str], what: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        tail = "\n".join((result.stderr or result.stdout).strip().splitlines()[-20:])
+        raise KernelBuildError(
+            f"{what} failed with status {result.returncode}:\n{tail}",
+            f"the command was: {' '.join(command)}",
+        )
+
+
+def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> BuiltLibrary:
+    """Compiles the operators into `out_dir`, or finds them there already.
+
+    The namespace is `ygg_cpu_` and 12 hex digits of the SHA-256 of sources, flags, compiler and torch version. Raises
+    KernelBuildError.
+    """
+    import torch
+    from torch.utils import cpp_extension
+
+    name = resolve_isa(isa)
+    isa_compile, isa_needed = ISA_FLAGS[name]
+    compiler = find_compiler(cxx)
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=False
+    ).stdout.partition("\n")[0]
+    flags = (*BASE_FLAGS, *LIBRARY_FLAGS, *isa_compile)
+    digest = hashlib.sha256()
+    for item in (*flags, version, torch.__version__):
+        digest.update(item.encode() + b"\0")
+    for file in (*HEADERS, "ops.cpp"):
+        digest.update((SOURCE_DIR / file).read_bytes() + b"\0")
+    namespace = f"ygg_cpu_{digest.hexdigest()[:12]}"
+    out_dir.mkdir(parents=True, exist_ok=True)
+    target = out_dir / f"{namespace}.so"
+    built = BuiltLibrary(target, namespace, isa_needed)
+    if target.exists():
+        return built
+
+    includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    libraries = Path(torch.__file__).parent / "lib"
+    with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
+        compiled = Path(scratch) / "ops.o"
+        linked = Path(scratch) / target.name
+        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+        _run(
+            [compiler, *flags, abi, f"-DYGG_NAMESPACE={namespace}", *includes,
+             "-c", str(SOURCE_DIR / "ops.cpp"), "-o", str(compiled)],
+            "compiling the CPU operators",
+        )  # fmt: skip
+        # Linked without -fopenmp: its functions come from the OpenMP runtime that torch has loaded, so that
+        # there is one pool of threads and torch.set_num_threads governs it.
+        _run(
+            [compiler, "-shared", str(compiled), "-o", str(linked),
+             f"-L{libraries}", "-ltorch_cpu", "-lc10"],
+            "linking the CPU operators",
+        )  # fmt: skip
+        os.replace(linked, target)
+    return built
+
+
+def check_sanitizers(cxx: str = "g++", isa: Isa = "native") -> None:
+    """Runs the self-test under the address and undefined-behaviour sanitizers with 1, 2 and 8 threads."""
+    name = resolve_isa(isa)
+    with tempfile.TemporaryDirectory() as scratch:
+        program = str(Path(scratch) / "selftest")
+        _run(
+            [find_compiler(cxx), "-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fopenmp",
+             "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+             "-fno-omit-frame-pointer", *WARNING_FLAGS, *ISA_FLAGS[name][0],
+             str(SOURCE_DIR / "selftest.cpp"), "-o", program],
+            "compiling the self-test",
+        )  # fmt: skip
+        for threads in ("1", "2", "8"):
+            _run([program, threads], f"the self-test with {threads} threads ({name})")
+
+
+def check_neon(cxx: str = "aarch64-linux-gnu-g++") -> None:
+    """Compiles the kernels and their self-test for aarch64; nothing is run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _run(
+            [find_compiler(cxx), "-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp",
+             *WARNING_FLAGS, "-c", str(SOURCE_DIR / "selftest.cpp"),
+             "-o", str(Path(scratch) / "selftest.o")],
+            "compiling for NEON",
+        )  # fmt: skip
+
+
+def main() -> int:
+    """`python -m ygg_kernels.build`: build into a directory, or run the compiler checks."""
+    parser = argparse.ArgumentParser(prog="ygg_kernels.build", description=__doc__)
+    parser.add_argument("--out", type=Path, help="build the library into this directory")
+    parser.add_argument("--isa", default="native", choices=["native", *ISA_FLAGS])
+    parser.add_argument("--check-sanitizers", action="store_true")
+    parser.add_argument("--check-neon", action="store_true")
+    options = parser.parse_args()
+    try:
+        if options.out is not None:
+            built = build_library(options.out, options.isa)
+            print(f"{built.path} ({' '.join(built.isa_flags)})")
+        if options.check_sanitizers:
+            check_sanitizers(isa=options.isa)
+            print("sanitizers: the self-test passes with 1, 2 and 8 threads")
+        if options.check_neon:
+            check_neon()
+            print("neon: the kernels compile")
+    except YggError as error:
+        print(f"ERROR {error.message}", file=sys.stderr)
+        if error.tip is not None:
+            print(f"TIP {error.tip}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

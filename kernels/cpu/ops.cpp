@@ -1,0 +1,289 @@
+// Binding of the pointer kernels to torch, under the namespace that -DYGG_NAMESPACE gives.
+// Checks what a graph could get wrong (dtype, shape, stride, index range) and owns memory and threads.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <omp.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+#include "embedding.h"
+#include "kv.h"
+#include "linear.h"
+
+namespace {
+
+using at::Tensor;
+
+void check_float(const Tensor& t, const char* name) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat && t.device().is_cpu(), name,
+              ": expected a float32 CPU tensor, got ", t.scalar_type(), " on ", t.device());
+}
+
+void check_dense(const Tensor& t, const char* name, int64_t dims) {
+  TORCH_CHECK(t.dim() == dims && t.is_contiguous(), name, ": expected a contiguous tensor of ",
+              dims, " dimensions, got sizes ", t.sizes(), " strides ", t.strides());
+}
+
+void check_index(const Tensor& t, const char* name) {
+  TORCH_CHECK(t.scalar_type() == at::kLong && t.device().is_cpu() && t.dim() == 1 &&
+                  t.is_contiguous(),
+              name, ": expected a contiguous int64 CPU vector, got ", t.scalar_type(), " sizes ",
+              t.sizes());
+}
+
+void check_range(const Tensor& t, const char* name, int64_t limit) {
+  const int64_t* data = t.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < t.numel(); ++i) {
+    TORCH_CHECK(data[i] >= 0 && data[i] < limit, name, "[", i, "] is ", data[i],
+                ", expected 0 <= value < ", limit);
+  }
+}
+
+// A matrix [num_outputs] x K in panels; returns whether it is bfloat16.
+bool check_panels(const Tensor& t, const char* name, int64_t num_outputs, int64_t num_k) {
+  const bool is_bf16 = t.scalar_type() == at::kBFloat16;
+  TORCH_CHECK((is_bf16 || t.scalar_type() == at::kFloat) && t.device().is_cpu(), name,
+              ": expected float32 or bfloat16 on the CPU, got ", t.scalar_type(), " on ",
+              t.device());
+  const int64_t panels = (num_outputs + ygg::kPanel - 1) / ygg::kPanel;
+  TORCH_CHECK(t.dim() == 3 && t.size(0) == panels && t.size(1) == num_k &&
+                  t.size(2) == ygg::kPanel && t.is_contiguous(),
+              name, ": expected contiguous panels [", panels, ", ", num_k, ", ", ygg::kPanel,
+              "], got sizes ", t.sizes(), " strides ", t.strides());
+  return is_bf16;
+}
+
+Tensor scratch(int64_t floats) { return at::empty({floats}, at::TensorOptions(at::kFloat)); }
+
+std::vector<Tensor> linear(const Tensor& x, at::TensorList weights, at::TensorList biases,
+                           at::IntArrayRef sizes) {
+  check_float(x, "linear: x");
+  TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "linear: x: expected contiguous, got sizes ",
+              x.sizes(), " strides ", x.strides());
+  TORCH_CHECK(weights.size() == sizes.size(), "linear: got ", weights.size(), " weights and ",
+              sizes.size(), " sizes");
+  TORCH_CHECK(biases.empty() || biases.size() == weights.size(), "linear: got ", biases.size(),
+              " biases for ", weights.size(), " weights, expected none or one each");
+  const int64_t num_k = x.size(-1);
+  const int64_t num_rows = num_k == 0 ? 0 : x.numel() / num_k;
+  TORCH_CHECK(num_k > 0, "linear: x has no columns");
+
+  std::vector<Tensor> outputs;
+  std::vector<ygg::LinearWeight> items;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    TORCH_CHECK(sizes[i] > 0, "linear: sizes[", i, "] is ", sizes[i], ", expected > 0");
+    const bool is_bf16 = check_panels(weights[i], "linear: weight", sizes[i], num_k);
+    const float* bias = nullptr;
+    // An empty tensor stands for no bias.
+    if (!biases.empty() && biases[i].numel() > 0) {
+      check_float(biases[i], "linear: bias");
+      check_dense(biases[i], "linear: bias", 1);
+      TORCH_CHECK(biases[i].size(0) == sizes[i], "linear: bias has ", biases[i].size(0),
+                  " values, expected ", sizes[i]);
+      bias = biases[i].const_data_ptr<float>();
+    }
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = sizes[i];
+    outputs.push_back(at::empty(shape, x.options()));
+    items.push_back({weights[i].const_data_ptr(), bias, outputs.back().mutable_data_ptr<float>(),
+                     sizes[i], is_bf16});
+  }
+
+  const int num_threads = at::get_num_threads();
+  const float* rows = x.const_data_ptr<float>();
+  const int64_t per_thread = ygg::linear_scratch_floats(num_rows);
+  const int64_t packed_floats = num_rows > 1 ? num_rows * num_k : 0;
+  const Tensor memory = scratch(packed_floats + num_threads * per_thread);
+  float* packed = memory.mutable_data_ptr<float>();
+  float* totals = packed + packed_floats;
+#pragma omp parallel num_threads(num_threads)
+  {
+    // The runtime may grant fewer threads than asked for.
+    const int part = omp_get_thread_num();
+    const int num_parts = omp_get_num_threads();
+    if (num_rows > 1) {
+      ygg::pack_rows(rows, num_rows, num_k, packed, part, num_parts);
+#pragma omp barrier
+    }
+    ygg::linear_panels(num_rows > 1 ? packed : rows, num_rows, num_k, items.data(),
+                       static_cast<int64_t>(items.size()), totals + part * per_thread, part,
+                       num_parts);
+  }
+  return outputs;
+}
+
+Tensor embedding(const Tensor& ids, const Tensor& weight, int64_t size) {
+  TORCH_CHECK(ids.scalar_type() == at::kLong && ids.device().is_cpu() && ids.is_contiguous(),
+              "embedding: ids: expected contiguous int64 on the CPU, got ", ids.scalar_type(),
+              " sizes ", ids.sizes(), " strides ", ids.strides());
+  TORCH_CHECK(weight.dim() == 3, "embedding: weight: expected panels [N/16, K, 16], got sizes ",
+              weight.sizes());
+  const int64_t num_k = weight.size(1);
+  const bool is_bf16 = check_panels(weight, "embedding: weight", size, num_k);
+  check_range(ids, "embedding: ids", size);
+  std::vector<int64_t> shape = ids.sizes().vec();
+  shape.push_back(num_k);
+  Tensor output = at::empty(shape, weight.options().dtype(at::kFloat));
+  float* out = output.mutable_data_ptr<float>();
+  const int64_t* rows = ids.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    if (is_bf16) {
+      ygg::gather_row(static_cast<const ygg::bf16*>(weight.const_data_ptr()), num_k, rows[i],
+                      out + i * num_k);
+    } else {
+      ygg::gather_row(weight.const_data_ptr<float>(), num_k, rows[i], out + i * num_k);
+    }
+  }
+  return output;
+}
+
+Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                      const Tensor& length, const Tensor& positions, const Tensor& tree_mask,
+                      double scale, int64_t window, double softcap) {
+  check_float(q, "tree_attention: q");
+  check_float(k_cache, "tree_attention: k_cache");
+  check_float(v_cache, "tree_attention: v_cache");
+  check_dense(k_cache, "tree_attention: k_cache", 4);
+  check_dense(v_cache, "tree_attention: v_cache", 4);
+  TORCH_CHECK(q.dim() == 4 && q.size(0) == 1 && (q.stride(3) == 1 || q.size(3) == 1),
+              "tree_attention: q: expected [1, heads, rows, size] with a dense last dimension, "
+              "got sizes ",
+              q.sizes(), " strides ", q.strides());
+  TORCH_CHECK(k_cache.size(0) == 1 && v_cache.size(0) == 1 && k_cache.size(3) == q.size(3) &&
+                  k_cache.size(1) == v_cache.size(1) && k_cache.size(2) == v_cache.size(2),
+              "tree_attention: caches do not fit q: q ", q.sizes(), ", k_cache ", k_cache.sizes(),
+              ", v_cache ", v_cache.sizes());
+  const int64_t num_heads = q.size(1);
+  const int64_t num_rows = q.size(2);
+  const int64_t num_kv_heads = k_cache.size(1);
+  TORCH_CHECK(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "tree_attention: ", num_heads,
+              " query heads, ", num_kv_heads, " key heads: expected a multiple");
+  check_index(length, "tree_attention: length");
+  check_index(positions, "tree_attention: positions");
+  TORCH_CHECK(length.numel() == 1 && positions.numel() == num_rows,
+              "tree_attention: expected length [1] and positions [", num_rows, "], got ",
+              length.sizes(), " and ", positions.sizes());
+  TORCH_CHECK(tree_mask.scalar_type() == at::kBool && tree_mask.device().is_cpu(),
+              "tree_attention: tree_mask: expected bool on the CPU, got ",
+              tree_mask.scalar_type());
+  check_dense(tree_mask, "tree_attention: tree_mask", 2);
+  TORCH_CHECK(tree_mask.size(0) == num_rows && tree_mask.size(1) == num_rows,
+              "tree_attention: tree_mask: expected [", num_rows, ", ", num_rows, "], got ",
+              tree_mask.sizes());
+  TORCH_CHECK(window >= 0, "tree_attention: window is ", window, ", expected >= 0");
+  TORCH_CHECK(softcap >= 0.0, "tree_attention: softcap is ", softcap, ", expected >= 0");
+  const int64_t prefix = *length.const_data_ptr<int64_t>();
+  TORCH_CHECK(prefix >= 0 && prefix + num_rows <= k_cache.size(2), "tree_attention: length ",
+              prefix, " and ", num_rows, " rows do not fit ", k_cache.size(2), " slots");
+
+  std::vector<int64_t> ancestors;
+  std::vector<int64_t> first_ancestor{0};
+  const bool* mask = tree_mask.const_data_ptr<bool>();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int64_t j = 0; j < num_rows; ++j) {
+      if (mask[r * num_rows + j]) ancestors.push_back(j);
+    }
+    first_ancestor.push_back(static_cast<int64_t>(ancestors.size()));
+  }
+
+  Tensor output = at::empty({1, num_rows, num_heads, v_cache.size(3)}, q.options());
+  if (output.numel() == 0) return output;
+  const ygg::TreeAttention a{q.const_data_ptr<float>(),
+                             q.stride(1),
+                             q.stride(2),
+                             k_cache.const_data_ptr<float>(),
+                             v_cache.const_data_ptr<float>(),
+                             output.mutable_data_ptr<float>(),
+                             num_heads,
+                             num_kv_heads,
+                             num_rows,
+                             k_cache.size(2),
+                             q.size(3),
+                             v_cache.size(3),
+                             prefix,
+                             positions.const_data_ptr<int64_t>(),
+                             ancestors.data(),
+                             first_ancestor.data(),
+                             static_cast<float>(scale),
+                             window,
+                             static_cast<float>(softcap)};
+  const int num_threads = at::get_num_threads();
+  const int64_t per_thread = ygg::attention_scratch_floats(a);
+  const Tensor memory = scratch(num_threads * per_thread);
+  float* data = memory.mutable_data_ptr<float>();
+#pragma omp parallel num_threads(num_threads)
+  {
+    const int part = omp_get_thread_num();
+    ygg::tree_attention_part(a, data + part * per_thread, part, omp_get_num_threads());
+  }
+  return output;
+}
+
+void kv_write(const Tensor& cache, const Tensor& rows, const Tensor& slots) {
+  check_float(cache, "kv_write: cache");
+  check_dense(cache, "kv_write: cache", 4);
+  check_float(rows, "kv_write: rows");
+  check_index(slots, "kv_write: slots");
+  TORCH_CHECK(cache.size(0) == 1 && rows.dim() == 4 && rows.size(0) == 1 &&
+                  rows.size(1) == cache.size(1) && rows.size(2) == slots.numel() &&
+                  rows.size(3) == cache.size(3) && (rows.stride(3) == 1 || rows.size(3) == 1),
+              "kv_write: rows ", rows.sizes(), " strides ", rows.strides(), " do not fit cache ",
+              cache.sizes(), " and ", slots.numel(), " slots");
+  check_range(slots, "kv_write: slots", cache.size(2));
+  ygg::write_rows(cache.mutable_data_ptr<float>(), cache.size(1), cache.size(2), cache.size(3),
+                  rows.const_data_ptr<float>(), rows.stride(1), rows.stride(2),
+                  slots.const_data_ptr<int64_t>(), slots.numel());
+}
+
+void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targets) {
+  check_index(sources, "kv_commit: sources");
+  check_index(targets, "kv_commit: targets");
+  TORCH_CHECK(sources.numel() == targets.numel(), "kv_commit: got ", sources.numel(),
+              " sources and ", targets.numel(), " targets");
+  int64_t largest = 0;
+  for (const Tensor& cache : caches) {
+    check_float(cache, "kv_commit: cache");
+    check_dense(cache, "kv_commit: cache", 4);
+    TORCH_CHECK(cache.size(0) == 1, "kv_commit: cache: expected [1, heads, slots, size], got ",
+                cache.sizes());
+    check_range(sources, "kv_commit: sources", cache.size(2));
+    check_range(targets, "kv_commit: targets", cache.size(2));
+    largest = std::max(largest, cache.size(3));
+  }
+  std::vector<float> buffer(static_cast<size_t>(sources.numel() * largest));
+  for (const Tensor& cache : caches) {
+    ygg::move_rows(cache.mutable_data_ptr<float>(), cache.size(1), cache.size(2), cache.size(3),
+                   sources.const_data_ptr<int64_t>(), targets.const_data_ptr<int64_t>(),
+                   sources.numel(), buffer.data());
+  }
+}
+
+}  // namespace
+
+// TORCH_LIBRARY pastes its first argument, so the namespace has to be expanded before.
+#define YGG_LIBRARY(name, m) TORCH_LIBRARY(name, m)
+#define YGG_LIBRARY_IMPL(name, key, m) TORCH_LIBRARY_IMPL(name, key, m)
+
+YGG_LIBRARY(YGG_NAMESPACE, m) {
+  m.def("linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] sizes) -> Tensor[]");
+  m.def("embedding(Tensor ids, Tensor weight, int size) -> Tensor");
+  m.def(
+      "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor length, Tensor positions, "
+      "Tensor tree_mask, float scale, int window, float softcap) -> Tensor");
+  m.def("kv_write(Tensor(a!) cache, Tensor rows, Tensor slots) -> ()");
+  m.def("kv_commit(Tensor(a!)[] caches, Tensor sources, Tensor targets) -> ()");
+}
+
+YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
+  m.impl("linear", &linear);
+  m.impl("embedding", &embedding);
+  m.impl("tree_attention", &tree_attention);
+  m.impl("kv_write", &kv_write);
+  m.impl("kv_commit", &kv_commit);
+}

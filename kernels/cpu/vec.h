@@ -1,0 +1,184 @@
+// One native float vector: AVX-512 (16 lanes), AVX2 with FMA (8) or NEON (4).
+// Every function rounds once, as IEEE-754 says, so lanes hold the same bits on every instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace ygg {
+
+using bf16 = std::uint16_t;
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+
+using vec = __m512;
+constexpr int kLanes = 16;
+
+inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1u); }
+inline vec zero() { return _mm512_setzero_ps(); }
+inline vec broadcast(float a) { return _mm512_set1_ps(a); }
+inline vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline vec load(const bf16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline vec load_first(const float* p, int count) {
+  return _mm512_maskz_loadu_ps(first_lanes(count), p);
+}
+inline void store(float* p, vec a) { _mm512_storeu_ps(p, a); }
+inline void store_first(float* p, vec a, int count) {
+  _mm512_mask_storeu_ps(p, first_lanes(count), a);
+}
+inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+inline vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+inline vec div(vec a, vec b) { return _mm512_div_ps(a, b); }
+inline vec max(vec a, vec b) { return _mm512_max_ps(a, b); }
+inline vec abs(vec a) { return _mm512_abs_ps(a); }
+inline vec with_sign_of(vec magnitude, vec sign) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitude),
+                                             _mm512_and_si512(_mm512_castps_si512(sign), mask)));
+}
+inline vec if_less(vec a, vec b, vec yes, vec no) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+// a * 2^n, where the low bits of `shifted` hold n (see exp below); no overflow is handled.
+inline vec add_exponent(vec a, vec shifted) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(
+      _mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+using vec = __m256;
+constexpr int kLanes = 8;
+
+inline __m256i first_lanes(int count) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane);
+}
+inline vec zero() { return _mm256_setzero_ps(); }
+inline vec broadcast(float a) { return _mm256_set1_ps(a); }
+inline vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline vec load(const bf16* p) {
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline vec load_first(const float* p, int count) {
+  return _mm256_maskload_ps(p, first_lanes(count));
+}
+inline void store(float* p, vec a) { _mm256_storeu_ps(p, a); }
+inline void store_first(float* p, vec a, int count) {
+  _mm256_maskstore_ps(p, first_lanes(count), a);
+}
+inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+inline vec mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+inline vec div(vec a, vec b) { return _mm256_div_ps(a, b); }
+inline vec max(vec a, vec b) { return _mm256_max_ps(a, b); }
+inline vec abs(vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline vec with_sign_of(vec magnitude, vec sign) {
+  return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+inline vec if_less(vec a, vec b, vec yes, vec no) {
+  return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+inline vec add_exponent(vec a, vec shifted) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(
+      _mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
+}
+
+#elif defined(__aarch64__)
+
+using vec = float32x4_t;
+constexpr int kLanes = 4;
+
+inline vec zero() { return vdupq_n_f32(0.0f); }
+inline vec broadcast(float a) { return vdupq_n_f32(a); }
+inline vec load(const float* p) { return vld1q_f32(p); }
+inline vec load(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+inline vec load_first(const float* p, int count) {
+  float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  std::memcpy(lanes, p, sizeof(float) * static_cast<std::size_t>(count));
+  return vld1q_f32(lanes);
+}
+inline void store(float* p, vec a) { vst1q_f32(p, a); }
+inline void store_first(float* p, vec a, int count) {
+  float lanes[4];
+  vst1q_f32(lanes, a);
+  std::memcpy(p, lanes, sizeof(float) * static_cast<std::size_t>(count));
+}
+inline vec fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
+inline vec add(vec a, vec b) { return vaddq_f32(a, b); }
+inline vec sub(vec a, vec b) { return vsubq_f32(a, b); }
+inline vec mul(vec a, vec b) { return vmulq_f32(a, b); }
+inline vec div(vec a, vec b) { return vdivq_f32(a, b); }
+inline vec max(vec a, vec b) { return vmaxq_f32(a, b); }
+inline vec abs(vec a) { return vabsq_f32(a); }
+inline vec with_sign_of(vec magnitude, vec sign) {
+  return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude);
+}
+inline vec if_less(vec a, vec b, vec yes, vec no) { return vbslq_f32(vcltq_f32(a, b), yes, no); }
+inline vec add_exponent(vec a, vec shifted) {
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a),
+                                         vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
+}
+
+#else
+#error "build for AVX-512 (f, bw, dq, vl), for AVX2 with FMA, or for aarch64"
+#endif
+
+// exp(x) for x <= 0 within one unit in the last place; 0 below -87 (also for -inf).
+// Cody-Waite reduction to [-ln2/2, ln2/2] and the degree-6 Taylor-like polynomial of Cephes' expf.
+inline vec exp(vec x) {
+  const vec lowest = broadcast(-87.0f);
+  const vec y = max(x, lowest);
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+  const vec magic = broadcast(12582912.0f);
+  const vec shifted = fma(y, broadcast(1.44269504088896341f), magic);
+  const vec n = sub(shifted, magic);
+  vec r = fma(n, broadcast(-0.693359375f), y);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  vec p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = fma(p, mul(r, r), r);
+  p = add(p, broadcast(1.0f));
+  return if_less(x, lowest, zero(), add_exponent(p, shifted));
+}
+
+// tanh(x): Cephes' odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) above.
+inline vec tanh(vec x) {
+  const vec size = abs(x);
+  const vec square = mul(x, x);
+  vec p = broadcast(-5.70498872745e-3f);
+  p = fma(p, square, broadcast(2.06390887954e-2f));
+  p = fma(p, square, broadcast(-5.37397155531e-2f));
+  p = fma(p, square, broadcast(1.33314422036e-1f));
+  p = fma(p, square, broadcast(-3.33332819422e-1f));
+  const vec small = fma(mul(p, square), x, x);
+  const vec e = exp(mul(size, broadcast(-2.0f)));
+  const vec one = broadcast(1.0f);
+  const vec large = with_sign_of(div(sub(one, e), add(one, e)), x);
+  return if_less(size, broadcast(0.625f), small, large);
+}
+
+inline float exp(float x) {
+  float lanes[kLanes];
+  store(lanes, exp(broadcast(x)));
+  return lanes[0];
+}
+
+}  // namespace ygg

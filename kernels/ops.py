@@ -1,0 +1,64 @@
+"""Loads a compiled operator library and tells torch the shapes of its results.
+
+Used at export time only: the runtime loads the library itself and calls it through compiled graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The overloads of one loaded library; signatures as in `ygg_kernels.reference`."""
+
+    namespace: str
+    linear: Callable[..., list[Tensor]]
+    embedding: Callable[..., Tensor]
+    tree_attention: Callable[..., Tensor]
+    kv_write: Callable[..., None]
+    kv_commit: Callable[..., None]
+
+
+def load_library(path: Path, namespace: str) -> Operators:
+    """Loads the library once per process, registers the shapes of its results and returns its operators."""
+    loaded = getattr(torch.ops, namespace)
+    if not hasattr(loaded, "linear"):
+        torch.ops.load_library(str(path))
+        _register_shapes(namespace)
+    return Operators(
+        namespace=namespace,
+        linear=loaded.linear.default,
+        embedding=loaded.embedding.default,
+        tree_attention=loaded.tree_attention.default,
+        kv_write=loaded.kv_write.default,
+        kv_commit=loaded.kv_commit.default,
+    )
+
+
+def _register_shapes(namespace: str) -> None:
+    def linear(
+        x: Tensor, weights: list[Tensor], biases: list[Tensor], sizes: list[int]
+    ) -> list[Tensor]:
+        return [x.new_empty((*x.shape[:-1], size)) for size in sizes]
+
+    def embedding(ids: Tensor, weight: Tensor, size: int) -> Tensor:
+        return weight.new_empty((*ids.shape, weight.shape[1]), dtype=torch.float32)
+
+    def tree_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
+        return q.new_empty((1, q.shape[2], q.shape[1], v_cache.shape[3]))
+
+    def kv_write(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
+        return None
+
+    def kv_commit(caches: list[Tensor], sources: Tensor, targets: Tensor) -> None:
+        return None
+
+    for shape in (linear, embedding, tree_attention, kv_write, kv_commit):
+        torch.library.register_fake(f"{namespace}::{shape.__name__}", shape)
