@@ -1,6 +1,7 @@
 """What a bundle's manifest holds: typed, immutable, validated when made and when read.
 
-Knows nothing of files or devices. `docs/format.md` is the normative text; this module is its types.
+Knows nothing of files or devices. `docs/format.md` is the normative text; this module is its
+types.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TensorSpec(Record, frozen=True):
-    """One graph input or output. A negative size is the row count of a graph with a dynamic number of rows."""
+    """One graph input or output. A negative size is the row count of a graph with a dynamic number
+    of rows.
+    """
 
     name: str
     dtype: Dtype
@@ -38,11 +41,13 @@ class TensorSpec(Record, frozen=True):
 
 
 class GraphSpec(Record, frozen=True):
-    """One compiled graph: a forward over `min_rows..max_rows` rows of a tree (equal for a static graph).
+    """One compiled graph: a forward over `min_rows..max_rows` rows of a tree (equal for a static
+    graph).
 
-    `library` and `metadata` are bundle members; `constants` maps the graph's constant names to names in the weight
-    table. Inputs, in order: tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill` also
-    row [1] int64, then per layer the key and the value cache. Outputs, in order: ids, logits, hidden, hazards.
+    `library` and `metadata` are bundle members; `constants` maps the graph's constant names to
+    names in the weight table. Inputs, in order: tokens, positions, slots [V] int64, length [1]
+    int64, mask [V, V] bool, for `prefill` also row [1] int64, then per layer the key and the value
+    cache. Outputs, in order: ids, logits, hidden, hazards.
     """
 
     name: str
@@ -57,7 +62,7 @@ class GraphSpec(Record, frozen=True):
 
 
 class WeightSpec(Record, frozen=True):
-    """One tensor of `weights.safetensors`; `offset` is in bytes from the start of the `.ygg` file."""
+    """One tensor of `weights.safetensors`; `offset`: bytes from the start of the `.ygg` file."""
 
     dtype: Dtype
     shape: tuple[int, ...]
@@ -72,7 +77,9 @@ class WeightSpec(Record, frozen=True):
 
 
 class KvLayer(Record, frozen=True):
-    """Shape of one layer's cache: keys [1, num_heads, slots, key_dim], values [1, num_heads, slots, value_dim]."""
+    """Shape of one layer's cache: keys [1, num_heads, slots, key_dim], values [1, num_heads,
+    slots, value_dim].
+    """
 
     num_heads: int
     key_dim: int
@@ -96,7 +103,9 @@ class ModelInfo(Record, frozen=True):
 
 
 class MustMatch(Record, frozen=True):
-    """A host that differs in any of these is refused. `isa` holds CPU flag names as the kernel reports them."""
+    """A host that differs in any of these is refused. `isa` holds CPU flag names as the kernel
+    reports them.
+    """
 
     os: str
     machine: str
@@ -108,7 +117,9 @@ class MustMatch(Record, frozen=True):
 
 
 class TunedFor(Record, frozen=True):
-    """A host that differs in these runs with one warning. Bandwidth in bytes/s, arithmetic in FLOP/s, both measured."""
+    """A host that differs in these runs with one warning. Bandwidth in bytes/s, arithmetic in
+    FLOP/s, both measured.
+    """
 
     device: str
     memory_bytes: int
@@ -142,7 +153,9 @@ class Source(Record, frozen=True):
 
 
 class LatencyPoint(Record, frozen=True):
-    """Median and spread (interquartile range) of one graph at one row count and context length, in seconds."""
+    """Median and spread (interquartile range) of one graph at one row count and context length, in
+    seconds.
+    """
 
     graph: str
     rows: int
@@ -152,7 +165,8 @@ class LatencyPoint(Record, frozen=True):
 
 
 class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
-    """Suffix matches in prompt and output. `acceptance[m][r]`: measured share of positions at which the candidate of
+    """Suffix matches in prompt and output. `acceptance[m][r]`: measured share of positions at
+    which the candidate of
     rank r is the verifier's choice when the longest match has m + 1 tokens."""
 
     max_match: int
@@ -181,7 +195,9 @@ class Candidate(Record, frozen=True):
 
 
 class Schedule(Record, frozen=True):
-    """What the runtime does by default, and why. `rest_s` is the measured host time per iteration outside graphs."""
+    """What the runtime does by default, and why. `rest_s` is the measured host time per iteration
+    outside graphs.
+    """
 
     tree: str
     drafter: NgramDrafter
@@ -198,7 +214,7 @@ class Golden(Record, frozen=True):
 
 
 class TextInfo(Record, frozen=True):
-    """How text becomes ids. `tokenizer` is a bundle member ("" if the bundle works on ids alone)."""
+    """How text becomes ids. `tokenizer` is a bundle member, "" if the bundle knows only ids."""
 
     tokenizer: str = ""
     chat_template: str = ""
@@ -249,13 +265,15 @@ class Manifest(Record, frozen=True):
             version = msgspec.json.decode(data)
         except msgspec.DecodeError as error:
             raise BundleError(
-                f"{where}: manifest.json is not JSON: {error}", "the file is damaged; build it again"
+                f"{where}: manifest.json is not JSON: {error}",
+                "the file is damaged; build it again",
             ) from error
         found = version.get("format_version") if isinstance(version, dict) else None
         if found != FORMAT_VERSION:
             raise BundleError(
                 f"{where}: format version is {found!r}, this runtime reads {FORMAT_VERSION}",
-                "build the bundle with the yggc of this installation, or install the yggrt that made it",
+                "build the bundle with the yggc of this installation, or install the yggrt that "
+                "made it",
             )
         try:
             return msgspec.json.decode(data, type=cls)

@@ -1,0 +1,260 @@
+"""Writes a `.ygg` file: weights streamed tensor by tensor, every byte decided by the inputs, all
+or nothing.
+
+The file grows under a temporary name beside the final one and is renamed when it is complete and
+on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from yggrt import archive
+from yggrt.core.consistency import MANIFEST_NAME, WEIGHTS_NAME, check_manifest, check_member_name
+from yggrt.core.errors import BundleError, YggError
+from yggrt.core.schema import Dtype, Manifest, Member, WeightSpec
+from yggrt.safetensors_layout import TensorLayout, lay_out
+
+Bytes = bytes | bytearray | memoryview
+
+_CHUNK = 1 << 20
+_UNKNOWN_DIGEST = "0" * 64
+# Stands for an offset while the manifest's size is not known: as many digits as a file of a
+# petabyte needs.
+_WIDEST_OFFSET = 10**15
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class WeightSource(NamedTuple):
+    """One weight to write: `load` gives its row-major little-endian bytes, whole or in pieces,
+    when its turn comes.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Bytes | Iterable[Bytes]]
+
+
+def member_slots(manifest_bytes: int, sizes: Mapping[str, int]) -> dict[str, archive.Slot]:
+    """Where every member lies: the manifest first, the others behind it in ascending order of
+    their names.
+    """
+    return archive.place(
+        {MANIFEST_NAME: manifest_bytes, **{name: sizes[name] for name in sorted(sizes)}}
+    )
+
+
+def write_bundle(
+    path: Path,
+    manifest: Manifest,
+    weights: Iterable[WeightSource],
+    files: Mapping[str, Path | bytes],
+) -> Manifest:
+    """Writes the bundle and returns its manifest, with `members` and `weights` filled in (their
+    values are ignored).
+
+    `files` are the other members by name, weights are laid out in the given order. Equal inputs
+    give equal bytes. Raises BundleError for inputs that contradict each other and YggError when
+    the disk is full or cannot be written; then, and after any other exception, nothing is left
+    behind and an older file under `path` is untouched.
+    """
+    sources = [WeightSource(*source) for source in weights]
+    for name in files:
+        problem = check_member_name(name)
+        if problem or name == WEIGHTS_NAME:
+            raise BundleError(
+                f"{path}: {problem or f'member {name!r} is written from the weights'}"
+            )
+    sizes = {
+        name: len(file) if isinstance(file, bytes) else file.stat().st_size
+        for name, file in files.items()
+    }
+    manifest_bytes = _reserve(manifest, sources, sizes)
+    # The header's own size depends on where it starts, which depends only on what lies before it.
+    start = member_slots(manifest_bytes, {**sizes, WEIGHTS_NAME: 0})[WEIGHTS_NAME].payload
+    layout = lay_out([source[:3] for source in sources], start)
+    sizes[WEIGHTS_NAME] = layout.num_bytes
+    slots = member_slots(manifest_bytes, sizes)
+    data = start + len(layout.header)
+    table = {
+        source.name: WeightSpec(
+            dtype=source.dtype, shape=source.shape, offset=data + layout.offsets[source.name]
+        )
+        for source in sources
+    }
+    members: dict[str, Member] = {}
+    crcs: dict[str, int] = {}
+    total = max(slot.end for slot in slots.values()) + archive.directory_bytes(slots)
+    with _replacing(path, total) as file:
+        file.seek(slots[MANIFEST_NAME].end)
+        for name in sorted(sizes):
+            chunks = (
+                _weight_chunks(sources, layout, path)
+                if name == WEIGHTS_NAME
+                else _file_chunks(files[name])
+            )
+            members[name], crcs[name] = _write_member(file, name, slots[name], chunks, path)
+        manifest = msgspec.structs.replace(manifest, members=members, weights=table)
+        text = manifest.to_json()
+        text += b" " * (manifest_bytes - len(text) - 1) + b"\n"
+        check_manifest(Manifest.from_json(text, str(path)), str(path))
+        crcs[MANIFEST_NAME] = zlib.crc32(text)
+        file.write(archive.directory(slots, crcs))
+        file.seek(0)
+        file.write(archive.local_header(MANIFEST_NAME, len(text), crcs[MANIFEST_NAME]) + text)
+    return manifest
+
+
+def _reserve(manifest: Manifest, sources: list[WeightSource], sizes: Mapping[str, int]) -> int:
+    """Bytes that the manifest can need at most: offsets depend on its size, digests on bytes not
+    yet written.
+    """
+    draft = msgspec.structs.replace(
+        manifest,
+        members={
+            name: Member(num_bytes=sizes.get(name, _WIDEST_OFFSET), sha256=_UNKNOWN_DIGEST)
+            for name in (*sizes, WEIGHTS_NAME)
+        },
+        weights={
+            source.name: WeightSpec(dtype=source.dtype, shape=source.shape, offset=_WIDEST_OFFSET)
+            for source in sources
+        },
+    )
+    return len(draft.to_json()) + 1
+
+
+def _write_member(
+    file: BinaryIO, name: str, slot: archive.Slot, chunks: Iterable[Bytes], path: Path
+) -> tuple[Member, int]:
+    """Writes bytes and header at the current position; the header last, as it holds the CRC-32."""
+    assert file.tell() == slot.header
+    file.seek(slot.payload)
+    digest, crc, written = hashlib.sha256(), 0, 0
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), _CHUNK):
+            piece = view[start : start + _CHUNK]
+            digest.update(piece)
+            crc = zlib.crc32(piece, crc)
+            file.write(piece)
+        written += len(view)
+    if written != slot.num_bytes:
+        raise BundleError(
+            f"{path}: member {name!r} gave {written} bytes, wanted {slot.num_bytes}",
+            "it changed while it was read",
+        )
+    file.seek(slot.header)
+    file.write(archive.local_header(name, slot.num_bytes, crc))
+    file.seek(slot.end)
+    return Member(num_bytes=written, sha256=digest.hexdigest()), crc
+
+
+def _file_chunks(source: Path | bytes) -> Iterator[Bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _weight_chunks(
+    sources: list[WeightSource], layout: TensorLayout, path: Path
+) -> Iterator[Bytes]:
+    yield layout.header
+    position = 0
+    for source in sources:
+        offset = layout.offsets[source.name]
+        yield bytes(offset - position)
+        loaded = source.load()
+        wanted = WeightSpec(dtype=source.dtype, shape=source.shape, offset=0).num_bytes
+        found = 0
+        for chunk in [loaded] if isinstance(loaded, Bytes) else loaded:
+            found += memoryview(chunk).nbytes
+            yield chunk
+        if found != wanted:
+            raise BundleError(
+                f"{path}: weight {source.name!r} gave {found} bytes, {source.dtype} "
+                f"{list(source.shape)} needs {wanted}"
+            )
+        position = offset + wanted
+    yield bytes(layout.num_bytes - len(layout.header) - position)
+
+
+@contextmanager
+def _replacing(path: Path, num_bytes: int) -> Iterator[BinaryIO]:
+    """A new file that takes the name `path` when the block ends, and is removed when it raises."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with _open_partial(path, partial, num_bytes) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException as error:
+            partial.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                raise _no_space(path, num_bytes, shutil.disk_usage(path.parent).free) from error
+            raise
+    _sync_directory(path.parent)
+
+
+def _open_partial(path: Path, partial: Path, num_bytes: int) -> BinaryIO:
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _remove_abandoned(path)
+        free = shutil.disk_usage(path.parent).free
+        if num_bytes > free:
+            raise _no_space(path, num_bytes, free)
+        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # Held until the file is closed, also by a kill; tells `_remove_abandoned` that a writer
+        # lives.
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # Unbuffered: closing after a full disk then has nothing left to write.
+        return os.fdopen(handle, "w+b", buffering=0)
+    except OSError as error:
+        raise YggError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "name another file or directory with -o",
+        ) from error
+
+
+def _no_space(path: Path, num_bytes: int, free: int) -> YggError:
+    return YggError(
+        f"{path}: the bundle needs {num_bytes} bytes, {path.absolute().parent} has {free} bytes "
+        f"free",
+        "make room there or write to another disk with -o",
+    )
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes partial files of this name whose writer was killed: nobody holds their lock."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with partial.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            partial.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

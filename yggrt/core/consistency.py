@@ -1,0 +1,109 @@
+"""What must hold between the parts of a manifest, beyond the types of each. Pure: a manifest in,
+or an error out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from yggrt.core.errors import BundleError
+from yggrt.core.schema import Manifest
+
+CODE_PREFIX = "code/"
+MANIFEST_NAME = "manifest.json"
+WEIGHTS_NAME = "weights.safetensors"
+WEIGHT_ALIGNMENT = 64
+
+
+def check_manifest(manifest: Manifest, where: str) -> None:
+    """Raises BundleError, naming `where`, for the first part that contradicts another."""
+    for problem in _problems(manifest):
+        raise BundleError(
+            f"{where}: {problem}",
+            "the file is damaged or was written by another program; build it again",
+        )
+
+
+def check_member_name(name: str) -> str | None:
+    """Says what is wrong with a member's name; None when nothing is."""
+    parts = name.split("/")
+    if not name.isascii() or not name.isprintable() or "\\" in name or len(name) > 255:
+        return (
+            f"member name {name!r}, wanted up to 255 printable ASCII characters and no backslash"
+        )
+    if any(part in ("", ".", "..") for part in parts):
+        return f"member name {name!r}, wanted a relative path without empty, '.' or '..' parts"
+    if name == MANIFEST_NAME:
+        return f"member {name!r} lists itself"
+    return None
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    yield from _member_problems(manifest)
+    yield from _weight_problems(manifest)
+    yield from _graph_problems(manifest)
+    vocab = manifest.model.vocab_size
+    for index, golden in enumerate(manifest.golden):
+        if any(not 0 <= token < vocab for token in (*golden.prompt_ids, *golden.output_ids)):
+            yield f"golden prompt {index} holds an id outside 0..{vocab - 1}"
+
+
+def _member_problems(manifest: Manifest) -> Iterator[str]:
+    for name, member in manifest.members.items():
+        problem = check_member_name(name)
+        if problem:
+            yield problem
+        if member.num_bytes < 0:
+            yield f"member {name!r} has a size of {member.num_bytes}"
+        if len(member.sha256) != 64 or set(member.sha256) - set("0123456789abcdef"):
+            yield f"member {name!r} has digest {member.sha256!r}, wanted 64 hexadecimal digits"
+    folded: dict[str, str] = {}
+    for name in manifest.members:
+        # Two names that differ in case alone are one file where file systems fold case.
+        other = folded.setdefault(name.casefold(), name)
+        if other != name:
+            yield f"members {other!r} and {name!r} differ in case alone"
+    if WEIGHTS_NAME not in manifest.members:
+        yield f"the manifest lists no member {WEIGHTS_NAME!r}"
+    native = [manifest.operators]
+    native += [name for graph in manifest.graphs for name in (graph.library, graph.metadata)]
+    for name in native:
+        if name and not name.startswith(CODE_PREFIX):
+            yield f"native code in member {name!r}, wanted a name below {CODE_PREFIX!r}"
+    for name in (*native, manifest.text.tokenizer, manifest.bench_prompts):
+        if name and name not in manifest.members:
+            yield f"the manifest refers to member {name!r}, which it does not list"
+
+
+def _weight_problems(manifest: Manifest) -> Iterator[str]:
+    for name, weight in manifest.weights.items():
+        if any(size < 0 for size in weight.shape):
+            yield f"weight {name!r} has shape {list(weight.shape)}"
+        if weight.offset < 0 or weight.offset % WEIGHT_ALIGNMENT:
+            yield (
+                f"weight {name!r} starts at byte {weight.offset}, "
+                f"wanted a multiple of {WEIGHT_ALIGNMENT}"
+            )
+
+
+def _graph_problems(manifest: Manifest) -> Iterator[str]:
+    # The loader of compiled graphs takes an entry whose name merely starts with the one asked for.
+    for name, other in itertools.pairwise(sorted(graph.name for graph in manifest.graphs)):
+        if other.startswith(name):
+            yield f"graph name {name!r} is the start of graph name {other!r}"
+    for graph in manifest.graphs:
+        if not 1 <= graph.min_rows <= graph.max_rows:
+            yield f"graph {graph.name!r} holds {graph.min_rows}..{graph.max_rows} rows"
+        for constant, weight in graph.constants.items():
+            if weight not in manifest.weights:
+                yield (
+                    f"graph {graph.name!r} binds {constant!r} to weight {weight!r}, "
+                    "which the manifest does not list"
+                )
+        for tensor in (*graph.inputs, *graph.outputs):
+            if len(tensor.shape) != len(tensor.stride):
+                yield (
+                    f"graph {graph.name!r}: tensor {tensor.name!r} has {len(tensor.shape)} sizes "
+                    f"and {len(tensor.stride)} strides"
+                )

@@ -1,0 +1,55 @@
+"""Tensors and bytes: weights as views of a mapped file, and a tensor's bytes for writing. Copies
+nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from yggrt.core.schema import WeightSpec
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+}
+
+
+def map_file(path: Path, num_bytes: int) -> torch.UntypedStorage:
+    """The file's first `num_bytes` bytes, mapped privately: pages are read on use and never
+    written back.
+    """
+    storage = torch.UntypedStorage.from_file(str(path), False, num_bytes)
+    assert isinstance(storage, torch.UntypedStorage)
+    return storage
+
+
+def view(storage: torch.UntypedStorage, spec: WeightSpec) -> torch.Tensor:
+    """The contiguous tensor that `spec` describes in a mapped bundle."""
+    dtype = TORCH_DTYPES[spec.dtype]
+    stride = torch.empty(spec.shape, dtype=dtype, device="meta").stride()
+    flat = torch.empty(0, dtype=dtype)
+    return flat.set_(storage, spec.offset // dtype.itemsize, spec.shape, stride)
+
+
+def tensor_chunks(tensor: torch.Tensor, chunk_bytes: int = 1 << 24) -> Iterator[memoryview]:
+    """The bytes of a contiguous CPU tensor in pieces, without a copy. The tensor lives as long as
+    the iterator.
+    """
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(
+            f"a contiguous CPU tensor wanted, got strides {tensor.stride()} on {tensor.device}"
+        )
+    num_bytes = tensor.numel() * tensor.itemsize
+    if not num_bytes:
+        return
+    data = memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr())).cast("B")
+    for start in range(0, num_bytes, chunk_bytes):
+        yield data[start : start + chunk_bytes]
