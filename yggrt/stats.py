@@ -1,0 +1,78 @@
+"""What a request cost, in the words that every report uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from yggrt.engine import EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Numbers of one request. Times are milliseconds.
+
+    ttft_ms: from the request to the first token. tpot_ms: decode time per token after the first,
+    None if there is none. mean_acceptance_length: tokens per verify pass, the bonus token
+    included. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass may bring
+    tokens past the end of the output; they count in these three and not in num_tokens.
+    stage_share: shares of decode time, `other` is what the stages leave.
+    """
+
+    tree: str
+    num_prompt_tokens: int
+    num_reused_tokens: int
+    num_tokens: int
+    num_passes: int
+    num_plain_passes: int
+    num_gated_passes: int
+    num_rows: int
+    mean_acceptance_length: float
+    alpha: float
+    accepted: int
+    accepted_histogram: dict[int, int]
+    ttft_ms: float
+    prefill_ms: float
+    tpot_ms: float | None
+    stage_share: dict[str, float]
+
+    @classmethod
+    def of(
+        cls,
+        engine: EngineStats,
+        *,
+        tree: str,
+        num_prompt_tokens: int,
+        num_tokens: int,
+        ttft_s: float,
+        decode_s: float,
+    ) -> Stats:
+        stages = {str(name): s for name, s in engine.stage_s.items() if name != "prefill"}
+        stages["other"] = max(0.0, decode_s - sum(stages.values()))
+        return cls(
+            tree=tree,
+            num_prompt_tokens=num_prompt_tokens,
+            num_reused_tokens=engine.num_reused,
+            num_tokens=num_tokens,
+            num_passes=engine.num_passes,
+            num_plain_passes=engine.num_plain_passes,
+            num_gated_passes=engine.num_gated,
+            num_rows=engine.num_rows,
+            mean_acceptance_length=engine.mean_acceptance_length,
+            alpha=engine.alpha,
+            accepted=engine.accepted,
+            accepted_histogram=dict(sorted(engine.accepted_histogram.items())),
+            ttft_ms=1e3 * ttft_s,
+            prefill_ms=1e3 * engine.stage_s["prefill"],
+            tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
+            stage_share={name: s / decode_s for name, s in stages.items()} if decode_s else {},
+        )
+
+    def line(self) -> str:
+        """One line for a person."""
+        speed = "" if self.tpot_ms is None else f", {self.tpot_ms:.1f} ms/token"
+        gated = f" ({self.num_gated_passes} gated)" if self.num_gated_passes else ""
+        return (
+            f"{self.num_tokens} tokens{speed}, first after {self.ttft_ms:.0f} ms; "
+            f"{self.num_passes} passes{gated}, "
+            f"{self.mean_acceptance_length:.2f} tokens/pass; {self.tree}"
+        )
