@@ -54,6 +54,7 @@ class Bundle:
         self.digest = digest
         self._file = file
         self._slots = slots
+        self.verified = "everything but the weights"
         self._storage: torch.UntypedStorage | None = None
 
     @classmethod
@@ -162,8 +163,10 @@ class Bundle:
                 self._check_digest(name)
         status = os.fstat(self._file.fileno())
         if not full and cache is not None and cache.is_verified(self.digest, status):
+            self.verified = "everything but the weights; the weights at an earlier open"
             return
         self._check_digest(WEIGHTS_NAME)
+        self.verified = "all bytes"
         if cache is not None:
             cache.mark_verified(self.digest, status)
 

@@ -1,0 +1,232 @@
+"""What `yggrt inspect` shows: a bundle's contents as a plain dictionary and as tables. Loads no
+native code, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from yggrt.bundle import Bundle
+from yggrt.core.schema import DTYPE_BYTES, Manifest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from yggrt.cache import Cache
+
+_NUM_LARGEST = 10
+
+Row = tuple[Any, ...]
+
+
+def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -> dict[str, Any]:
+    """Opens and checks the bundle (`full`: every byte of it) and describes it in JSON types.
+    Raises BundleError.
+    """
+    with Bundle.open(path, full=full, cache=cache) as bundle:
+        manifest = bundle.manifest
+        plain = msgspec.to_builtins(manifest)
+        return {
+            "file": {
+                "path": str(bundle.path),
+                "name": manifest.name,
+                "num_bytes": bundle.num_bytes,
+                "digest": bundle.digest,
+                "format_version": manifest.format_version,
+                "built_by": manifest.built_by,
+                "exactness": manifest.exactness,
+                "verified": bundle.verified,
+            },
+            "target": plain["target"],
+            "model": plain["model"],
+            "sources": plain["sources"],
+            "graphs": [_graph(graph, manifest) for graph in plain["graphs"]],
+            "operators": {"member": manifest.operators, "namespace": manifest.operator_namespace},
+            "weights": _weights(manifest),
+            "memory": _memory(manifest),
+            "latency": plain["latency"],
+            "schedule": plain["schedule"],
+            "text": {
+                name: value for name, value in plain["text"].items() if name != "chat_template"
+            }
+            | {"has_chat_template": bool(manifest.text.chat_template)},
+            "num_golden": len(manifest.golden),
+            "members": plain["members"],
+            "config": plain["config"],
+        }
+
+
+def render(description: dict[str, Any], console: Console) -> None:
+    """Prints what `inspect_bundle` returned as tables."""
+    for title, table in _tables(description):
+        console.print(title, style="bold", markup=False, highlight=False)
+        console.print(table)
+        console.print()
+
+
+def _graph(graph: dict[str, Any], manifest: Manifest) -> dict[str, Any]:
+    names = (graph["library"], graph["metadata"])
+    return {
+        **{
+            key: graph[key]
+            for key in ("name", "kind", "min_rows", "max_rows", "inputs", "outputs")
+        },
+        "num_constants": len(graph["constants"]),
+        "num_bytes": sum(manifest.members[name].num_bytes for name in names),
+    }
+
+
+def _weights(manifest: Manifest) -> dict[str, Any]:
+    largest = sorted(manifest.weights.items(), key=lambda item: (-item[1].num_bytes, item[0]))
+    by_dtype: dict[str, int] = {}
+    for weight in manifest.weights.values():
+        by_dtype[weight.dtype] = by_dtype.get(weight.dtype, 0) + weight.num_bytes
+    return {
+        "num_tensors": len(manifest.weights),
+        "num_bytes": sum(by_dtype.values()),
+        "bytes_by_dtype": by_dtype,
+        "largest": [
+            {"name": name, "dtype": w.dtype, "shape": list(w.shape), "num_bytes": w.num_bytes}
+            for name, w in largest[:_NUM_LARGEST]
+        ],
+    }
+
+
+def _text(manifest: Manifest) -> dict[str, Any]:
+    """The text part with the template, which can be pages long, reduced to whether there is one."""
+    text = msgspec.to_builtins(manifest.text)
+    text["chat_template"] = bool(text["chat_template"])
+    return text
+
+
+def _memory(manifest: Manifest) -> dict[str, int]:
+    """Bytes that decoding at the context limit needs beside torch itself."""
+    model = manifest.model
+    row = sum(layer.num_heads * (layer.key_dim + layer.value_dim) for layer in model.kv_layers)
+    kv = row * model.num_slots * DTYPE_BYTES[model.kv_dtype]
+    weights = sum(weight.num_bytes for weight in manifest.weights.values())
+    return {"weights_bytes": weights, "kv_bytes": kv, "total_bytes": weights + kv}
+
+
+def _tables(d: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    file, model, weights = d["file"], d["model"], d["weights"]
+    yield "File", _pairs({**file, "num_bytes": _size(file["num_bytes"])})
+    yield from _target_tables(d["target"])
+    layers, eos_ids = model["kv_layers"], _list(model["eos_ids"])
+    yield "Model", _pairs({**model, "kv_layers": len(layers), "eos_ids": eos_ids})
+    yield "Sources", _rows("role kind location revision licence files", map(_source, d["sources"]))
+    yield "Graphs", _rows("name kind rows inputs constants size", map(_graph_row, d["graphs"]))
+    largest = [
+        (w["name"], w["dtype"], _list(w["shape"]), w["num_bytes"]) for w in weights["largest"]
+    ]
+    title = (
+        f"Weights: {weights['num_tensors']} tensors, {_size(weights['num_bytes'])}; the largest"
+    )
+    yield title, _rows("name dtype shape bytes", largest)
+    memory = {name.removesuffix("_bytes"): _size(value) for name, value in d["memory"].items()}
+    yield f"Memory at {model['max_model_len']} tokens, beside torch itself", _pairs(memory)
+    yield "Latency, ms", _rows("graph rows context median spread", map(_latency, d["latency"]))
+    yield from _schedule_tables(d["schedule"])
+    yield "Text", _pairs({**d["text"], "golden prompts": d["num_golden"]})
+    members = [(name, m["num_bytes"], m["sha256"][:16]) for name, m in d["members"].items()]
+    yield "Members", _rows("name bytes sha256-starts", sorted(members))
+
+
+def _target_tables(target: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    must, tuned = target["must_match"], target["tuned_for"]
+    title = f"Target {target['name']}"
+    yield f"{title}, must match", _pairs({**must, "isa": " ".join(must["isa"])})
+    shown = {
+        **{key: tuned[key] for key in ("device", "num_cores", "num_threads")},
+        "memory": _size(tuned["memory_bytes"]),
+        "read bandwidth": f"{tuned['read_bandwidth'] / 1e9:.1f} GB/s",
+        "arithmetic": f"{tuned['flops'] / 1e9:.0f} GFLOP/s",
+    }
+    yield f"{title}, tuned for", _pairs(shown)
+
+
+def _schedule_tables(schedule: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    drafter = schedule["drafter"].items()
+    shown = {
+        "tree": schedule["tree"],
+        "drafter": ", ".join(f"{k}={v}" for k, v in drafter if isinstance(v, str | int)),
+        "verify rows": _list(schedule["buckets"]),
+        "host time per pass": f"{schedule['rest_s'] * 1e3:.2f} ms",
+    }
+    yield "Schedule", _pairs(shown)
+    if schedule["candidates"]:
+        rows = map(_candidate, schedule["candidates"])
+        yield "Candidates, as predicted", _rows("tree tokens/pass ms/token speedup", rows)
+
+
+def _source(source: dict[str, Any]) -> Row:
+    files = source["files"]
+    size = _size(sum(file["num_bytes"] for file in files))
+    revision, licence = source["revision"] or "-", source["license"] or "not stated"
+    return (
+        source["role"],
+        source["kind"],
+        source["location"],
+        revision,
+        licence,
+        f"{len(files)}, {size}",
+    )
+
+
+def _graph_row(graph: dict[str, Any]) -> Row:
+    low, high = graph["min_rows"], graph["max_rows"]
+    rows = str(low) if low == high else f"{low}-{high}"
+    size = _size(graph["num_bytes"])
+    return graph["name"], graph["kind"], rows, len(graph["inputs"]), graph["num_constants"], size
+
+
+def _latency(point: dict[str, Any]) -> Row:
+    median, spread = (f"{point[key] * 1e3:.2f}" for key in ("median_s", "spread_s"))
+    return point["graph"], point["rows"], point["context"], median, spread
+
+
+def _candidate(one: dict[str, Any]) -> Row:
+    numbers = (one[key] for key in ("mean_acceptance_length", "tpot_ms", "speedup"))
+    return one["tree"], *(f"{number:.2f}" for number in numbers)
+
+
+def _pairs(values: dict[str, Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None)
+    for key, value in values.items():
+        # Text: a file's own words are never taken for markup.
+        table.add_row(Text(key.replace("_", " "), style="cyan"), Text(str(value), overflow="fold"))
+    return table
+
+
+def _rows(headings: str, rows: Iterable[Row]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = list(rows)
+    table = Table(box=None)
+    for index, heading in enumerate(headings.split()):
+        numeric = bool(shown) and isinstance(shown[0][index], int)
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(heading.replace("-", " "), justify=justify, overflow="fold")
+    for row in shown:
+        table.add_row(*(Text(str(value)) for value in row))
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def _list(values: list[int]) -> str:
+    return ", ".join(map(str, values)) or "-"
