@@ -1,0 +1,1 @@
+"""Where models come from and how their weights are read; needs the `compile` extra."""

@@ -1,0 +1,213 @@
+"""A GGUF file as a Checkpoint: transformers' configuration and names over our own reading of the
+container.
+
+Tensors are dequantised one at a time. transformers' helpers say which tensor is which and undo
+llama.cpp's changes (the q/k row order of Llama, the +1 of Gemma's norms). What its configuration
+leaves out is compared with the file and refused when it differs, since a model with the wrong rope
+would still run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+
+from yggc.errors import SourceError
+from yggc.models.checkpoint import Checkpoint, StoredDtype, check_state, empty_model, wanted_state
+from yggc.models.gguf_file import GgufFile
+from yggc.models.source import ResolvedSource
+from yggc.models.tokenizer import load_tokenizer
+
+# Several stored tensors make one parameter, or the model is not a plain decoder.
+NOT_COVERED = frozenset(
+    {
+        "qwen2moe",
+        "qwen3moe",
+        "gpt-oss",
+        "gpt_oss",
+        "minimax-m2",
+        "t5",
+        "t5encoder",
+        "mamba",
+        "lfm2",
+        "qwen35",
+    }
+    | {"qwen35moe", "deci", "gemma4"}
+)
+# Tensors beside the model's parameters: the factors are checked by `_check_rope`.
+_ROPE_FACTORS = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+_TIP = "give the model's safetensors checkpoint instead"
+
+
+class GgufCheckpoint(Checkpoint):
+    """One `.gguf` file."""
+
+    def __init__(self, source: ResolvedSource) -> None:
+        self._file = GgufFile(source.path)
+        architecture = self._file.architecture
+        if architecture in NOT_COVERED:
+            raise SourceError(
+                f"{source.path.name}: GGUF files of architecture {architecture!r} are not read",
+                _TIP,
+            )
+        super().__init__(source, _read_config(source))
+        check_configuration(self._file, self.config)
+        model = empty_model(self.config)
+        processor_class = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+        self._processor = processor_class(config=self.config.to_dict())
+        self._names = self._match(model)
+
+    def _match(self, model: PreTrainedModel) -> dict[str, str]:
+        """Model name -> name in the file."""
+        mapped = get_gguf_hf_weights_map(
+            model, self._processor, model_type=self._file.architecture
+        )
+        mapped = {stored: name for stored, name in mapped.items() if stored in self._file.tensors}
+        stored_by_name = {name: stored for stored, name in mapped.items()}
+        unknown = sorted(set(self._file.tensors) - set(mapped) - _ROPE_FACTORS)
+        if unknown:
+            raise SourceError(
+                f"{self.source.path.name}: tensor {unknown[0]!r} ({len(unknown)} in all) has no "
+                "place in "
+                f"{type(model).__name__}",
+                _TIP,
+            )
+        # In the model's own order.
+        names = {
+            name: stored_by_name[name] for name in wanted_state(model) if name in stored_by_name
+        }
+        state = model.state_dict()
+        shapes = {
+            name: self._shape_in_model(stored, tuple(state[name].shape))
+            for name, stored in names.items()
+        }
+        check_state(self.source.path.name, model, shapes)
+        self._shapes = shapes
+        return names
+
+    def _shape_in_model(self, stored: str, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        # A Conv1D of the model is a transposed matrix of the file; `read` checks the result.
+        shape = self._file.tensors[stored].shape
+        return wanted if shape[::-1] == wanted else shape
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        stored = self._names[name]
+        # A processor that handles a tensor by itself leaves it here and answers with no name.
+        aside: dict[str, torch.Tensor] = {}
+        result = self._processor.process(
+            weights=self._file.read(stored), name=stored, parsed_parameters={"tensors": aside}
+        )
+        tensor = (
+            torch.from_numpy(result.weights)
+            if result.name is not None
+            else next(iter(aside.values()))
+        )
+        tensor = tensor.contiguous()
+        assert tuple(tensor.shape) == self._shapes[name], name
+        return tensor
+
+    @property
+    def dtype(self) -> StoredDtype:
+        return "float32"
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        if "tokenizer.ggml.tokens" not in self._file.metadata:
+            return None
+        return self._checked(load_tokenizer(self.source.path.parent, self.source.path.name))
+
+    def _stated_ends(self) -> tuple[Any, ...]:
+        keys = ("eos", "eot", "eom")
+        return tuple(self._file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
+
+
+def _read_config(source: ResolvedSource) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(source.path.parent, gguf_file=source.path.name)
+    except (ValueError, KeyError, IndexError) as error:
+        raise SourceError(
+            f"{source.path.name}: transformers cannot read its configuration: "
+            f"{str(error).splitlines()[0]}",
+            _TIP,
+        ) from error
+
+
+def check_configuration(file: GgufFile, config: PreTrainedConfig) -> None:
+    """Refuses a file whose metadata says something else than the configuration made from it."""
+    scaling = file.metadata.get(f"{file.architecture}.rope.scaling.type", "none")
+    factors = sorted(_ROPE_FACTORS & set(file.tensors))
+    if scaling != "none" or factors:
+        raise SourceError(
+            f"{file.path.name}: has rope scaling ({factors[0] if factors else scaling}), which "
+            "transformers does not "
+            "read from GGUF files",
+            _TIP,
+        )
+    for key, read in _FACTS.items():
+        stated = file.metadata.get(f"{file.architecture}.{key}")
+        if stated is None:
+            continue
+        found = read(config)
+        if not any(
+            value is not None and abs(value - stated) <= 1e-6 * abs(stated) for value in found
+        ):
+            raise SourceError(
+                f"{file.path.name}: {key} is {stated}, the configuration made from it has "
+                f"{found[0]}",
+                _TIP,
+            )
+
+
+def _rope(config: PreTrainedConfig, key: str) -> list[Any]:
+    rope = config.rope_parameters
+    # Models with two kinds of layers have one set of rope parameters for each.
+    sets = rope.values() if all(isinstance(value, dict) for value in rope.values()) else [rope]
+    return [one.get(key) for one in sets]
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
+def _rope_dims(config: PreTrainedConfig) -> list[Any]:
+    return [_head_dim(config) * (factor or 1) for factor in _rope(config, "partial_rotary_factor")]
+
+
+def _attribute(name: str) -> Callable[[PreTrainedConfig], list[Any]]:
+    return lambda config: [getattr(config, name, None)]
+
+
+# What of the metadata changes the model's arithmetic -> what the configuration says about it.
+_FACTS: dict[str, Callable[[PreTrainedConfig], list[Any]]] = {
+    "rope.freq_base": lambda config: _rope(config, "rope_theta"),
+    "rope.dimension_count": _rope_dims,
+    "attention.key_length": lambda config: [_head_dim(config)],
+    "attention.value_length": lambda config: [_head_dim(config)],
+    "attention.sliding_window": _attribute("sliding_window"),
+    "attn_logit_softcapping": _attribute("attn_logit_softcapping"),
+    "final_logit_softcapping": _attribute("final_logit_softcapping"),
+    "logit_scale": _attribute("logit_scale"),
+    "embedding_scale": _attribute("embedding_multiplier"),
+    "residual_scale": _attribute("residual_multiplier"),
+    "attention.scale": _attribute("attention_multiplier"),
+}

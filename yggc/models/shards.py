@@ -1,0 +1,115 @@
+"""Finds and checks the safetensors files of a model directory by their headers; reads no tensor
+data.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from yggc.errors import SourceError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_FETCH_TIP = "the file is incomplete or damaged; fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies; `dtype` is safetensors' name."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def find_shards(directory: Path) -> tuple[Path, ...]:
+    """The weight files of a Hugging Face directory; SourceError if one is missing or none is
+    usable.
+    """
+    if (directory / SINGLE).is_file():
+        return (directory / SINGLE,)
+    if (directory / INDEX).is_file():
+        try:
+            weight_map = json.loads((directory / INDEX).read_bytes())["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SourceError(
+                f"{directory / INDEX}: is not a valid index: {error}", _FETCH_TIP
+            ) from error
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise SourceError(
+                f"{directory}: {len(missing)} of {len(names)} weight files named in {INDEX} are "
+                "missing, "
+                f"first {missing[0]!r}",
+                "fetch the missing files",
+            )
+        return tuple(directory / name for name in names)
+    found = sorted(
+        path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)
+    )
+    if found:
+        raise SourceError(
+            f"{directory}: holds PyTorch pickles ({found[0]}), wanted {SINGLE}: a pickle can run "
+            "code when read",
+            "save it again with `model.save_pretrained(directory)`, or take a revision with "
+            "safetensors",
+        )
+    others = sorted(path.name for path in directory.glob("*.safetensors")) or [
+        "no safetensors file"
+    ]
+    raise SourceError(
+        f"{directory}: has {others[0]}, wanted {SINGLE} or {INDEX}",
+        "point at the directory of one whole model",
+    )
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, after checking that header and data fill the file
+    exactly.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise SourceError(
+                f"{path}: is {size} bytes with a header of {length}, not a whole safetensors file",
+                _FETCH_TIP,
+            )
+        try:
+            header = json.loads(file.read(length))
+            entries = {
+                name: (
+                    StoredTensor(path, item["dtype"], tuple(item["shape"])),
+                    item["data_offsets"][1],
+                )
+                for name, item in header.items()
+                if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise SourceError(f"{path}: its header is not valid: {error!r}", _FETCH_TIP) from error
+    wanted = 8 + length + max((end for _, end in entries.values()), default=0)
+    if size != wanted:
+        raise SourceError(f"{path}: is {size} bytes, its header describes {wanted}", _FETCH_TIP)
+    for name, (stored, _) in entries.items():
+        if stored.dtype not in DTYPE_BYTES:
+            raise SourceError(
+                f"{path}: tensor {name!r} has type {stored.dtype}, wanted one of "
+                f"{', '.join(DTYPE_BYTES)}",
+                "take the checkpoint that was not quantised",
+            )
+    return {name: stored for name, (stored, _) in entries.items()}
+
+
+def read_headers(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
+    """The tensors of all weight files together."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors |= read_header(file)
+    return tensors
