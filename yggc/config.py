@@ -1,0 +1,201 @@
+"""What to build: `recipe.toml` and flags become one frozen BuildConfig; every "auto" is resolved
+here.
+
+Host questions (threads, jobs, folders) are settled by `load_config`. Two options depend on the
+model, dtype and max_model_len, and are settled by `resolve_for_model` as soon as the model is
+known. Both say what they chose.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from yggc.errors import RecipeError
+from yggc.host import available_memory_bytes, default_work_dir, usable_cores
+from yggrt.core.errors import RequestError
+from yggrt.core.spec import parse_tree_spec
+
+DEFAULT_MAX_MODEL_LEN = 2048
+# A compile of one graph: the exported program, Inductor and the C++ compiler.
+JOB_BYTES = 3 << 30
+
+
+class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every option of a build; the same names in a recipe, as flags and in the manifest.
+
+    `calibration` is a JSONL file of prompts or "shipped"; `calibration_tokens` tokens are decoded
+    per prompt. `tree` is a tree spec or "auto" (searched). `max_model_len` 0 stands for auto until
+    the model is known.
+    """
+
+    name: str
+    target: str
+    verifier: str
+    output: str
+    threads: int
+    jobs: int
+    work_dir: str
+    verifier_sha256: str = ""
+    drafter: str = "ngram"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_model_len: int = 0
+    buckets: tuple[int, ...] = (1, 4, 8, 16)
+    prefill_rows: int = 64
+    graphs: Literal["static", "dynamic"] = "static"
+    max_depth: int = 8
+    tree: str = "auto"
+    calibration: str = "shipped"
+    calibration_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for key in ("threads", "jobs", "prefill_rows", "max_depth", "calibration_tokens"):
+            if getattr(self, key) < 1:
+                raise RecipeError(f"{key} is {getattr(self, key)}, wanted at least 1")
+        if self.max_model_len < 0:
+            raise RecipeError(
+                f'max_model_len is {self.max_model_len}, wanted a number of tokens or "auto"'
+            )
+        if (
+            not self.buckets
+            or self.buckets[0] != 1
+            or list(self.buckets) != sorted(set(self.buckets))
+        ):
+            raise RecipeError(
+                f"buckets is {list(self.buckets)}, wanted ascending row counts that start with 1",
+                "plain decoding needs the 1, as in buckets = [1, 4, 8, 16]",
+            )
+        digest = self.verifier_sha256.lower()
+        if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+            raise RecipeError(
+                f"verifier_sha256 is {self.verifier_sha256!r}, wanted 64 hexadecimal digits"
+            )
+        if self.drafter != "ngram":
+            raise RecipeError(
+                f'drafter {self.drafter!r}: this release drafts with "ngram" only, not with a model',
+                "leave the drafter out; ngram needs no training and no second model",
+            )
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        if self.tree == "auto":
+            return
+        try:
+            spec = parse_tree_spec(self.tree)
+        except RequestError as error:
+            raise RecipeError(f"tree: {error.message}", error.tip) from error
+        if spec.verify > self.buckets[-1]:
+            raise RecipeError(
+                f"tree {self.tree!r} verifies {spec.verify} rows, the largest bucket has "
+                f"{self.buckets[-1]}",
+                "add a bucket that holds it, or set verify=",
+            )
+
+    def packable(self) -> dict[str, Any]:
+        """What goes into the manifest: everything but this machine's folders and the number of
+        processes.
+        """
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {
+            key: value for key, value in plain.items() if key not in ("output", "work_dir", "jobs")
+        }
+
+
+OPTIONS = tuple(BuildConfig.__struct_fields__)
+
+
+def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildConfig, list[str]]:
+    """The configuration and what each "auto" became; a flag that is not None overrides the recipe.
+
+    `target` is taken as given: `yggc.targets` resolves it. RecipeError for a missing file, an
+    unknown key, a wrong type or a missing option.
+    """
+    where = f"recipe {recipe}" if recipe else "command line"
+    values = _read_recipe(recipe) if recipe else {}
+    unknown = [key for key in (*values, *flags) if key not in OPTIONS]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], OPTIONS, n=1)
+        raise RecipeError(
+            f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(OPTIONS))}",
+            f"did you mean {near[0]!r}?" if near else None,
+        )
+    values |= {key: value for key, value in flags.items() if value is not None}
+    for key, flag in (("verifier", "--verifier"), ("output", "-o"), ("target", "--gpu")):
+        if not values.get(key):
+            raise RecipeError(f"{where}: no {key}", f'give {flag}, or {key} = "..." in a recipe')
+    values.setdefault("name", Path(str(values["output"])).stem)
+    notes = _resolve_host(values)
+    try:
+        return msgspec.convert(values, BuildConfig), notes
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        key = path.rstrip("`") or "options"
+        found = values.get(key.partition("[")[0])
+        raise RecipeError(f"{where}: {key} is {found!r}: {text[:1].lower()}{text[1:]}") from error
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RecipeError(
+            f"recipe {path}: no such file", "recipes end in .toml; check the path"
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RecipeError(f"recipe {path}: cannot be read as TOML: {error}") from error
+    # Written beside the recipe, so looked for there whatever the current directory.
+    for key in ("verifier", "calibration"):
+        value = values.get(key)
+        if isinstance(value, str) and value.startswith(("./", "../")):
+            values[key] = str((path.parent / value).resolve())
+    return values
+
+
+def _resolve_host(values: dict[str, Any]) -> list[str]:
+    """Replaces what depends on this machine; one line for each choice."""
+    notes = []
+    cores = usable_cores()
+    if values.get("threads", "auto") == "auto":
+        values["threads"] = cores
+        notes.append(f"threads: auto is {cores}, the physical cores this process may use")
+    if values.get("jobs", "auto") == "auto":
+        memory = available_memory_bytes()
+        values["jobs"] = max(1, min(cores, memory // JOB_BYTES))
+        notes.append(
+            f"jobs: auto is {values['jobs']}, for {cores} cores and {memory / 2**30:.1f} GiB free"
+        )
+    if values.get("work_dir", "auto") == "auto":
+        values["work_dir"] = str(default_work_dir())
+    if values.get("max_model_len") == "auto":
+        values["max_model_len"] = 0
+    return notes
+
+
+def resolve_for_model(
+    config: BuildConfig, *, model_limit: int, stored_dtype: str, is_gguf: bool
+) -> tuple[BuildConfig, list[str]]:
+    """The configuration without any "auto" left but `tree`, and what was chosen.
+
+    `model_limit` is the longest context of the model in tokens; `stored_dtype` what most weights
+    are stored in.
+    """
+    notes = []
+    dtype, length = config.dtype, config.max_model_len
+    if dtype == "auto":
+        dtype = "float32" if is_gguf or stored_dtype == "float32" else "bfloat16"
+        origin = "a GGUF file" if is_gguf else f"a checkpoint in {stored_dtype}"
+        notes.append(f"dtype: auto is {dtype}, for {origin}")
+    if length == 0:
+        length = min(model_limit, DEFAULT_MAX_MODEL_LEN)
+        notes.append(f"max_model_len: auto is {length}; the model allows {model_limit}")
+    if length > model_limit:
+        raise RecipeError(
+            f"max_model_len is {length}, the model allows {model_limit}",
+            f"set it to at most {model_limit}",
+        )
+    return msgspec.structs.replace(config, dtype=dtype, max_model_len=length), notes

@@ -1,0 +1,84 @@
+"""What this machine offers a build: cores, memory, disk, folders. Asks the system, keeps nothing,
+imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from yggc.errors import RecipeError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use: hyper-threads count once, a container's CPU quota
+    is honoured.
+    """
+    logical = (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
+    groups = set()
+    for cpu in logical:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        groups.add(path.read_text().strip() if path.is_file() else str(cpu))
+    return max(1, min(len(groups), _quota_cores() or len(groups)))
+
+
+def _quota_cores() -> int | None:
+    path = _CGROUP / "cpu.max"
+    if not path.is_file():
+        return None
+    quota, _, period = path.read_text().partition(" ")
+    return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def available_memory_bytes() -> int:
+    """Bytes that can be allocated without swapping, within a container's limit."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.is_file() and current.is_file() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(0, int(text) - int(current.read_text())))
+    return available
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free bytes on the file system that holds `folder`, which need not exist yet."""
+    return shutil.disk_usage(existing_parent(folder)).free
+
+
+def existing_parent(folder: Path) -> Path:
+    """`folder` or its nearest parent that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def default_work_dir() -> Path:
+    """`yggc` in the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if base and not Path(base).is_absolute():
+        raise RecipeError(
+            f"XDG_CACHE_HOME is {base!r}, wanted an absolute path", "or give --work-dir"
+        )
+    return (Path(base) if base else Path.home() / ".cache") / "yggc"
+
+
+def cpu_name() -> str:
+    """The processor's marketing name, or the machine type."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
