@@ -16,8 +16,10 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,14 +59,26 @@ def member_slots(manifest_bytes: int, sizes: Mapping[str, int]) -> dict[str, arc
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Everything that is known before a byte is read: the manifest but for its digests, and where
+    all parts lie.
+    """
+
+    draft: Manifest
+    layout: TensorLayout
+    slots: dict[str, archive.Slot]
+    num_bytes: int
+
+
 def write_bundle(
     path: Path,
     manifest: Manifest,
     weights: Iterable[WeightSource],
     files: Mapping[str, Path | bytes],
 ) -> Manifest:
-    """Writes the bundle and returns its manifest, with `members` and `weights` filled in (their
-    values are ignored).
+    """Writes the bundle and returns its manifest, with `members` and `weights` filled in (given
+    ones are ignored).
 
     `files` are the other members by name, weights are laid out in the given order. Equal inputs
     give equal bytes. Raises BundleError for inputs that contradict each other and YggError when
@@ -72,75 +86,85 @@ def write_bundle(
     behind and an older file under `path` is untouched.
     """
     sources = [WeightSource(*source) for source in weights]
-    for name in files:
+    sizes = {
+        name: len(file) if isinstance(file, bytes) else file.stat().st_size
+        for name, file in files.items()
+    }
+    plan = _plan(path, manifest, sources, sizes)
+    members: dict[str, Member] = {}
+    crcs: dict[str, int] = {}
+    with _replacing(path, plan.num_bytes) as file:
+        for name in sorted(plan.draft.members):
+            chunks = (
+                _weight_chunks(sources, plan.layout)
+                if name == WEIGHTS_NAME
+                else _file_chunks(files[name])
+            )
+            members[name], crcs[name] = _write_member(file, name, plan.slots[name], chunks)
+        manifest = msgspec.structs.replace(plan.draft, members=members)
+        text = _padded(manifest, plan.slots[MANIFEST_NAME].num_bytes)
+        crcs[MANIFEST_NAME] = zlib.crc32(text)
+        _write(file, archive.directory(plan.slots, crcs))
+        file.seek(0)
+        _write(file, archive.local_header(MANIFEST_NAME, len(text), crcs[MANIFEST_NAME]) + text)
+    return manifest
+
+
+def _plan(
+    path: Path, manifest: Manifest, sources: list[WeightSource], sizes: Mapping[str, int]
+) -> _Plan:
+    for name in sizes:
         problem = check_member_name(name)
         if problem or name == WEIGHTS_NAME:
             raise BundleError(
                 f"{path}: {problem or f'member {name!r} is written from the weights'}"
             )
-    sizes = {
-        name: len(file) if isinstance(file, bytes) else file.stat().st_size
-        for name, file in files.items()
-    }
-    manifest_bytes = _reserve(manifest, sources, sizes)
-    # The header's own size depends on where it starts, which depends only on what lies before it.
-    start = member_slots(manifest_bytes, {**sizes, WEIGHTS_NAME: 0})[WEIGHTS_NAME].payload
-    layout = lay_out([source[:3] for source in sources], start)
-    sizes[WEIGHTS_NAME] = layout.num_bytes
-    slots = member_slots(manifest_bytes, sizes)
-    data = start + len(layout.header)
-    table = {
-        source.name: WeightSpec(
-            dtype=source.dtype, shape=source.shape, offset=data + layout.offsets[source.name]
-        )
-        for source in sources
-    }
-    members: dict[str, Member] = {}
-    crcs: dict[str, int] = {}
-    total = max(slot.end for slot in slots.values()) + archive.directory_bytes(slots)
-    with _replacing(path, total) as file:
-        file.seek(slots[MANIFEST_NAME].end)
-        for name in sorted(sizes):
-            chunks = (
-                _weight_chunks(sources, layout, path)
-                if name == WEIGHTS_NAME
-                else _file_chunks(files[name])
-            )
-            members[name], crcs[name] = _write_member(file, name, slots[name], chunks, path)
-        manifest = msgspec.structs.replace(manifest, members=members, weights=table)
-        text = manifest.to_json()
-        text += b" " * (manifest_bytes - len(text) - 1) + b"\n"
-        check_manifest(Manifest.from_json(text, str(path)), str(path))
-        crcs[MANIFEST_NAME] = zlib.crc32(text)
-        file.write(archive.directory(slots, crcs))
-        file.seek(0)
-        file.write(archive.local_header(MANIFEST_NAME, len(text), crcs[MANIFEST_NAME]) + text)
-    return manifest
+    # Offsets depend on the manifest's size, so it gets the size that it has with the widest ones.
+    widest = {source.name: _WIDEST_OFFSET for source in sources}
+    manifest_bytes = (
+        len(_draft(manifest, sources, widest, {**sizes, WEIGHTS_NAME: _WIDEST_OFFSET}).to_json())
+        + 1
+    )
+    payload = member_slots(manifest_bytes, {**sizes, WEIGHTS_NAME: 0})[WEIGHTS_NAME].payload
+    layout = lay_out([source[:3] for source in sources], payload)
+    start = payload + len(layout.header)
+    offsets = {name: start + offset for name, offset in layout.offsets.items()}
+    all_sizes = {**sizes, WEIGHTS_NAME: layout.num_bytes}
+    draft = _draft(manifest, sources, offsets, all_sizes)
+    check_manifest(Manifest.from_json(draft.to_json(), str(path)), str(path))
+    slots = member_slots(manifest_bytes, all_sizes)
+    end = max(slot.end for slot in slots.values())
+    return _Plan(draft, layout, slots, end + archive.directory_bytes(slots))
 
 
-def _reserve(manifest: Manifest, sources: list[WeightSource], sizes: Mapping[str, int]) -> int:
-    """Bytes that the manifest can need at most: offsets depend on its size, digests on bytes not
-    yet written.
-    """
-    draft = msgspec.structs.replace(
+def _draft(
+    manifest: Manifest,
+    sources: list[WeightSource],
+    offsets: Mapping[str, int],
+    sizes: Mapping[str, int],
+) -> Manifest:
+    """The manifest with everything but the members' digests."""
+    return msgspec.structs.replace(
         manifest,
         members={
-            name: Member(num_bytes=sizes.get(name, _WIDEST_OFFSET), sha256=_UNKNOWN_DIGEST)
-            for name in (*sizes, WEIGHTS_NAME)
+            name: Member(num_bytes=size, sha256=_UNKNOWN_DIGEST) for name, size in sizes.items()
         },
         weights={
-            source.name: WeightSpec(dtype=source.dtype, shape=source.shape, offset=_WIDEST_OFFSET)
-            for source in sources
+            s.name: WeightSpec(dtype=s.dtype, shape=s.shape, offset=offsets[s.name])
+            for s in sources
         },
     )
-    return len(draft.to_json()) + 1
+
+
+def _padded(manifest: Manifest, num_bytes: int) -> bytes:
+    text = manifest.to_json()
+    return text + b" " * (num_bytes - len(text) - 1) + b"\n"
 
 
 def _write_member(
-    file: BinaryIO, name: str, slot: archive.Slot, chunks: Iterable[Bytes], path: Path
+    file: FileIO, name: str, slot: archive.Slot, chunks: Iterable[Bytes]
 ) -> tuple[Member, int]:
-    """Writes bytes and header at the current position; the header last, as it holds the CRC-32."""
-    assert file.tell() == slot.header
+    """Writes a member's bytes, then its header, which holds their CRC-32; gives that as well."""
     file.seek(slot.payload)
     digest, crc, written = hashlib.sha256(), 0, 0
     for chunk in chunks:
@@ -149,17 +173,24 @@ def _write_member(
             piece = view[start : start + _CHUNK]
             digest.update(piece)
             crc = zlib.crc32(piece, crc)
-            file.write(piece)
+            _write(file, piece)
         written += len(view)
     if written != slot.num_bytes:
         raise BundleError(
-            f"{path}: member {name!r} gave {written} bytes, wanted {slot.num_bytes}",
+            f"member {name!r} gave {written} bytes, wanted {slot.num_bytes}",
             "it changed while it was read",
         )
     file.seek(slot.header)
-    file.write(archive.local_header(name, slot.num_bytes, crc))
+    _write(file, archive.local_header(name, slot.num_bytes, crc))
     file.seek(slot.end)
     return Member(num_bytes=written, sha256=digest.hexdigest()), crc
+
+
+def _write(file: FileIO, data: Bytes) -> None:
+    # An unbuffered write may take a part, notably just before the disk is full.
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _file_chunks(source: Path | bytes) -> Iterator[Bytes]:
@@ -171,9 +202,7 @@ def _file_chunks(source: Path | bytes) -> Iterator[Bytes]:
             yield chunk
 
 
-def _weight_chunks(
-    sources: list[WeightSource], layout: TensorLayout, path: Path
-) -> Iterator[Bytes]:
+def _weight_chunks(sources: list[WeightSource], layout: TensorLayout) -> Iterator[Bytes]:
     yield layout.header
     position = 0
     for source in sources:
@@ -187,7 +216,7 @@ def _weight_chunks(
             yield chunk
         if found != wanted:
             raise BundleError(
-                f"{path}: weight {source.name!r} gave {found} bytes, {source.dtype} "
+                f"weight {source.name!r} gave {found} bytes, {source.dtype} "
                 f"{list(source.shape)} needs {wanted}"
             )
         position = offset + wanted
@@ -195,13 +224,12 @@ def _weight_chunks(
 
 
 @contextmanager
-def _replacing(path: Path, num_bytes: int) -> Iterator[BinaryIO]:
+def _replacing(path: Path, num_bytes: int) -> Iterator[FileIO]:
     """A new file that takes the name `path` when the block ends, and is removed when it raises."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with _open_partial(path, partial, num_bytes) as file:
         try:
             yield file
-            file.flush()
             os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException as error:
@@ -212,7 +240,7 @@ def _replacing(path: Path, num_bytes: int) -> Iterator[BinaryIO]:
     _sync_directory(path.parent)
 
 
-def _open_partial(path: Path, partial: Path, num_bytes: int) -> BinaryIO:
+def _open_partial(path: Path, partial: Path, num_bytes: int) -> FileIO:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -225,7 +253,7 @@ def _open_partial(path: Path, partial: Path, num_bytes: int) -> BinaryIO:
         # lives.
         fcntl.flock(handle, fcntl.LOCK_EX)
         # Unbuffered: closing after a full disk then has nothing left to write.
-        return os.fdopen(handle, "w+b", buffering=0)
+        return FileIO(handle, "w+")
     except OSError as error:
         raise YggError(
             f"{path}: cannot be written: {error.strerror or error}",

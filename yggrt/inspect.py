@@ -98,8 +98,8 @@ def _weights(manifest: Manifest) -> dict[str, Any]:
 
 
 def _text(manifest: Manifest) -> dict[str, Any]:
-    """The text part with the template, which can be pages long, reduced to whether there is one."""
-    text = msgspec.to_builtins(manifest.text)
+    """The text part; of the template, which can be pages long, only whether there is one."""
+    text: dict[str, Any] = msgspec.to_builtins(manifest.text)
     text["chat_template"] = bool(text["chat_template"])
     return text
 
