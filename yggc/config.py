@@ -77,7 +77,7 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         if self.drafter != "ngram":
             raise RecipeError(
-                f'drafter {self.drafter!r}: this release drafts with "ngram" only, not with a model',
+                f'drafter {self.drafter!r}: this release drafts with "ngram", not with a model',
                 "leave the drafter out; ngram needs no training and no second model",
             )
         self._check_tree()

@@ -125,11 +125,15 @@ class Reporter:
 
     def _begin(self, name: str) -> None:
         if self._open == 0 and not self.quiet and self.console.is_terminal:
-            self.bars = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-                console=self.console, transient=True,
-            )  # fmt: skip
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self.bars = Progress(*columns, console=self.console, transient=True)
             self.bars.start()
         elif self.bars is None:
             self.line(f"{name} ...")

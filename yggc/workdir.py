@@ -104,18 +104,18 @@ class WorkDir:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        try:
-            (root / "locks").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PreflightError(
-                f"work directory {root}: cannot be made: {error.strerror}",
-                "choose another with --work-dir",
-            ) from error
 
     def stage(self, name: str, inputs_hash: str) -> StageDir:
         """The output of stage `name` for these inputs, finished or not."""
+        try:
+            for folder in (self.root / "locks", self.root / name):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PreflightError(
+                f"work directory {self.root}: cannot be made: {error.strerror}",
+                "choose another with --work-dir",
+            ) from error
         short = inputs_hash[:24]
-        (self.root / name).mkdir(exist_ok=True)
         return StageDir(self.root / name / short, self.root / "locks" / f"{name}-{short}.lock")
 
     def sweep(self, older_than_s: float | None = None) -> int:
@@ -125,6 +125,8 @@ class WorkDir:
         Outputs that another process is making are left alone.
         """
         freed = 0
+        if not self.root.is_dir():
+            return freed
         for stage in sorted(path for path in self.root.iterdir() if path.is_dir()):
             if stage.name == "locks":
                 continue

