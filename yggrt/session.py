@@ -34,7 +34,8 @@ class Options(TypedDict, total=False):
     max_tokens: most tokens of output (256). stop: strings that end the output and are left out of
     its text. plain: one token per pass. tree: a tree spec for this request. gated: False drafts in
     every pass, whether it pays or not. reuse: keep the cache rows of a prefix shared with the
-    request before. cancelled: asked after each pass; True ends the output there.
+    request before. ignore_eos: EOS ids are tokens like any other. cancelled: asked after each
+    pass; True ends the output there.
     """
 
     max_tokens: int
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     tree: str | TreeSpec | None
     gated: bool
     reuse: bool
+    ignore_eos: bool
     cancelled: Callable[[], bool]
 
 
@@ -110,18 +112,18 @@ class Session:
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """The whole output for a raw prompt or its ids."""
-        return _drain(self.stream(prompt, **options))
+        return self._finish(self.stream(prompt, **options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """The assistant's answer to a conversation, keeping the cache rows it shares with the one
         before.
         """
-        return _drain(self.stream_chat(messages, **options))
+        return self._finish(self.stream_chat(messages, **options))
 
     def stream(
         self, prompt: str | Sequence[int], **options: Unpack[Options]
-    ) -> Generator[Piece, None, Completion]:
-        """The output pass by pass; the completion is the generator's value and `last`.
+    ) -> Generator[Piece, None, None]:
+        """The output pass by pass; after the last piece, `last` is the completion.
 
         Closing the generator ends the output as cancelled.
         """
@@ -131,7 +133,7 @@ class Session:
 
     def stream_chat(
         self, messages: Sequence[Message], **options: Unpack[Options]
-    ) -> Generator[Piece, None, Completion]:
+    ) -> Generator[Piece, None, None]:
         """As `stream`, for a conversation."""
         start = perf_counter()
         ids = self._check_ids(self._need_text().encode_chat(messages))
@@ -149,13 +151,14 @@ class Session:
         tree: str | TreeSpec | None = None,
         gated: bool = True,
         reuse: bool = False,
+        ignore_eos: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
-    ) -> Generator[Piece, None, Completion]:
+    ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
         spec = PLAIN if plain else parse_tree_spec(tree) if isinstance(tree, str) else tree
         engine = self._engine_for(spec or self.tree, gated)
         output = Output(
-            eos_ids=self._eos_ids,
+            eos_ids=() if ignore_eos else self._eos_ids,
             max_tokens=max_tokens,
             stops=(stop,) if isinstance(stop, str) else tuple(stop),
             detokenizer=self.text.detokenizer() if self.text is not None else None,
@@ -180,7 +183,7 @@ class Session:
         tree: str,
         reuse: bool,
         cancelled: Callable[[], bool],
-    ) -> Generator[Piece, None, Completion]:
+    ) -> Generator[Piece, None, None]:
         request = self._num_requests
         tokens: tuple[int, ...] = (engine.start(prompt_ids, reuse=reuse),)
         ttft_s = perf_counter() - start
@@ -222,6 +225,10 @@ class Session:
                         decode_s=decode_s,
                     ),
                 )
+
+    def _finish(self, stream: Generator[Piece, None, None]) -> Completion:
+        for _ in stream:
+            pass
         assert self.last is not None
         return self.last
 
@@ -259,16 +266,3 @@ class Session:
                     "check that the ids come from this model's tokenizer",
                 )
         return checked
-
-
-def _drain(stream: Generator[Piece, None, Completion]) -> Completion:
-    completion = None
-
-    def run() -> Generator[Piece, None, None]:
-        nonlocal completion
-        completion = yield from stream
-
-    for _ in run():
-        pass
-    assert completion is not None
-    return completion

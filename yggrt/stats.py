@@ -15,7 +15,7 @@ class Stats:
     None if there is none. mean_acceptance_length: tokens per verify pass, the bonus token
     included. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass may bring
     tokens past the end of the output; they count in these three and not in num_tokens.
-    stage_share: shares of decode time, `other` is what the stages leave.
+    stage_ms: decode time by stage; `other` is what the stages leave.
     """
 
     tree: str
@@ -33,7 +33,17 @@ class Stats:
     ttft_ms: float
     prefill_ms: float
     tpot_ms: float | None
-    stage_share: dict[str, float]
+    stage_ms: dict[str, float]
+
+    @property
+    def decode_ms(self) -> float:
+        return sum(self.stage_ms.values())
+
+    @property
+    def stage_share(self) -> dict[str, float]:
+        """Shares of decode time by stage; empty if there was none."""
+        total = self.decode_ms
+        return {name: ms / total for name, ms in self.stage_ms.items()} if total else {}
 
     @classmethod
     def of(
@@ -64,7 +74,7 @@ class Stats:
             ttft_ms=1e3 * ttft_s,
             prefill_ms=1e3 * engine.stage_s["prefill"],
             tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
-            stage_share={name: s / decode_s for name, s in stages.items()} if decode_s else {},
+            stage_ms={name: 1e3 * s for name, s in stages.items()},
         )
 
     def line(self) -> str:

@@ -4,96 +4,16 @@ tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
+from parts import CHAIN, TREE, StubbornDrafter, make, telling
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs
 
 from yggrt.core.errors import RequestError
-from yggrt.core.passes import PassOutput
 from yggrt.core.spec import parse_tree_spec
-from yggrt.core.tree import TokenTree
-from yggrt.drafters import Drafter
 from yggrt.session import PLAIN, Completion, Parts, Session
-from yggrt.text import Text
-
-TREE = "egt:width=3,depth=8,children=4,verify=16,frontier=global"
-CHAIN = "sequence:depth=8"
-
-
-@dataclass
-class TellingGraphs(ScriptedGraphs):
-    """Says `script` after a prompt of `prompt_len` tokens, whatever the tokens before are."""
-
-    script: Sequence[int] = ()
-    prompt_len: int = 1
-    row_counts: tuple[int, ...] = (1, 4, 16)
-
-    def say(self, position: int) -> int:
-        return self.script[(position + 1 - self.prompt_len) % len(self.script)]
-
-    def verify(self, cache: Any, tree: TokenTree, length: int) -> PassOutput:
-        super().verify(cache, tree, length)
-        nothing: Any = None
-        ids = [self.say(length + depth) for depth in tree.depths]
-        return PassOutput(ids, nothing, nothing, nothing)
-
-    def prefill(self, cache: Any, tokens: Sequence[int], length: int) -> PassOutput:
-        super().prefill(cache, tokens, length)
-        nothing: Any = None
-        return PassOutput([self.say(length + len(tokens) - 1)], nothing, nothing, nothing)
-
-
-@dataclass
-class TellingDrafter(RandomDrafter):
-    """Proposes what the graphs will say, so that every pass accepts as much as its tree holds."""
-
-    graphs: TellingGraphs = field(default_factory=TellingGraphs)
-
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
-        return [(self.graphs.say(len(self.context) + len(path_tokens) - 1), 0.95)]
-
-
-@dataclass
-class StubbornDrafter(RandomDrafter):
-    """Always proposes one token, here an EOS."""
-
-    token: int = 0
-
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
-        return [(self.token, 0.99)]
-
-
-def make(
-    graphs: ScriptedGraphs,
-    drafter: Drafter,
-    *,
-    text: Text | None = None,
-    eos_ids: Sequence[int] = (),
-    vocab_size: int | None = None,
-    tree: str = CHAIN,
-) -> Session:
-    return Session(
-        Parts(graphs, lambda: drafter, lambda num_rows: 1.0, 0.0),
-        text=text,
-        eos_ids=eos_ids,
-        vocab_size=vocab_size or graphs.vocab_size,
-        tree=parse_tree_spec(tree),
-    )
-
-
-def telling(
-    text: Text, said: str, *, prompt: str = "hello", **options: Any
-) -> tuple[Session, list[int]]:
-    """A session that says the ids of `said` after `prompt`, all of them drafted right."""
-    script = text.encode(said)
-    graphs = TellingGraphs(
-        vocab_size=1000, max_model_len=512, script=script, prompt_len=len(text.encode(prompt))
-    )
-    return make(graphs, TellingDrafter(graphs=graphs), text=text, **options), script
 
 
 @pytest.mark.parametrize("tree", [CHAIN, TREE, "static:parents=0/0/1/1/2/2"])

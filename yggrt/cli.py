@@ -1,0 +1,389 @@
+"""`yggrt`: the runtime's command line. Results go to stdout, all else to stderr.
+
+Commands parse and print; what they do lies in the modules that they import when they run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from yggrt import __version__
+from yggrt.core.errors import RequestError
+from yggrt.terminal import (
+    INTERRUPTED,
+    Interrupt,
+    note,
+    progress,
+    report_error,
+    reports_errors,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from yggrt.session import Completion, Options, Piece, Session
+    from yggrt.template import Message
+
+app = typer.Typer(
+    name="yggrt",
+    help="Runs Yggdrasil bundles: tree speculative decoding with exactly the model's own tokens.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+cache_app = typer.Typer(help="The directory of unpacked native code.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+File = Annotated[Path, typer.Argument(help="A .ygg bundle.", metavar="FILE")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", help="Default: what the bundle was tuned for.", min=1),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(help="Where native code is unpacked (default: $YGG_CACHE, ~/.cache/yggrt)."),
+]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        help="Tree spec, as in egt:width=4,depth=4,children=8,verify=16,frontier=global.",
+        metavar="SPEC",
+    ),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with prompt, question or turns, or text with one prompt a line."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(help="Only the first so many prompts.", min=1)]
+
+
+def main() -> None:
+    """Entry point of the `yggrt` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal that cannot show a character shows a question mark in its place.
+            stream.reconfigure(errors="replace")
+    app(prog_name="yggrt")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"yggrt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@reports_errors
+def run(
+    file: File,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Prompt; - reads it from stdin.")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help='Prompt as token ids, as in "1,2,3".', metavar="IDS")
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Put the prompt as a user's message (default: if there is a chat template).",
+            show_default=False,
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 256,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the output before this text (repeatable).")
+    ] = None,
+    threads: Threads = None,
+    plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
+    tree: Tree = None,
+    stats: Annotated[bool, typer.Option("--stats", help="All statistics, on stderr.")] = False,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Answers a prompt, or talks with you on a terminal if there is none."""
+    if prompt is not None and ids is not None:
+        raise RequestError("both --prompt and --ids are given", "give one of them")
+    if prompt is None and ids is None and (as_json or not sys.stdin.isatty()):
+        raise RequestError(
+            "no prompt, and no terminal to ask for one", "give --prompt TEXT, --prompt - or --ids"
+        )
+    if prompt == "-":
+        from yggrt.text import decode_utf8
+
+        prompt = decode_utf8(sys.stdin.buffer.read(), "stdin")
+    if prompt == "":
+        raise RequestError("the prompt is empty", "give a prompt of at least one character")
+    prompt_ids = _parse_ids(ids) if ids is not None else None
+    session = _load(file, threads, cache_dir, tree)
+    options: Options = {"max_tokens": max_tokens, "stop": stop or (), "plain": plain}
+    use_chat = _use_chat(session, chat, system, prompt_ids is not None)
+    if prompt is None and prompt_ids is None:
+        if not use_chat:
+            raise RequestError(
+                "a conversation needs a chat template", "give a prompt with --prompt TEXT"
+            )
+        _talk(session, system, options, stats)
+        return
+    with Interrupt() as interrupt:
+        options["cancelled"] = interrupt.requested
+        if prompt_ids is not None:
+            stream = session.stream(prompt_ids, **options)
+        elif use_chat:
+            user = {"role": "user", "content": prompt or ""}
+            stream = session.stream_chat([*_system(system), user], **options)
+        else:
+            stream = session.stream(prompt or "", **options)
+        done = _show(session, stream, quiet=as_json)
+    if as_json:
+        print(json.dumps(_result(done)))
+    if stats:
+        _note_statistics(done)
+    elif not as_json:
+        note(done.stats.line())
+    if done.finish_reason == "cancelled":
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@reports_errors
+def inspect(
+    file: File,
+    as_json: AsJson = False,
+    full: Annotated[bool, typer.Option("--full", help="Check the digest of every byte.")] = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Shows what a bundle holds. Loads none of its native code."""
+    from yggrt.cache import open_cache
+    from yggrt.inspect import inspect_bundle, render
+
+    description = inspect_bundle(file, full, open_cache(cache_dir))
+    if as_json:
+        print(json.dumps(description))
+        return
+    from rich.console import Console
+
+    render(description, Console(soft_wrap=not sys.stdout.isatty()))
+
+
+@app.command()
+@reports_errors
+def verify(
+    file: File,
+    prompts: Prompts = None,
+    limit: Limit = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 64,
+    threads: Threads = None,
+    tree: Tree = None,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Checks every byte, the golden outputs, and with prompts that trees change no token."""
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.loading import start_session
+    from yggrt.prompts import read_prompts
+    from yggrt.verify import verify_session
+
+    chosen = read_prompts(prompts)[:limit] if prompts is not None else []
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, full=True, cache=cache) as bundle:
+        note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
+        session = start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
+        report = verify_session(session, bundle.manifest.golden, chosen, max_tokens, progress)
+        digest = bundle.digest
+    if as_json:
+        print(json.dumps({"bundle": str(file), "digest": digest, **report.to_json()}))
+    else:
+        for line in report.lines():
+            print(line)
+    report.check()
+
+
+@app.command()
+@reports_errors
+def bench(
+    file: File,
+    prompts: Prompts = None,
+    limit: Limit = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2)] = 64,
+    repeats: Annotated[int, typer.Option(help="Rounds of plain, tree, tree, plain.", min=1)] = 1,
+    threads: Threads = None,
+    tree: Tree = None,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Times plain against tree decoding in turns; the last line is one JSON object."""
+    from yggrt.bench import bench_bundle, print_tables
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.loading import start_session
+    from yggrt.prompts import parse_prompts, read_prompts
+
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, cache=cache) as bundle:
+        if prompts is not None:
+            chosen = read_prompts(prompts)
+        elif name := bundle.manifest.bench_prompts:
+            chosen = parse_prompts(bundle.read(name), name)
+        else:
+            raise RequestError("the bundle carries no prompts", "give some with --prompts FILE")
+        session = start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
+        report = bench_bundle(
+            session,
+            bundle.manifest,
+            chosen[:limit],
+            num_tokens=max_tokens,
+            repeats=repeats,
+            progress=progress,
+        )
+    if not as_json:
+        from rich.console import Console
+
+        print_tables(report, Console(soft_wrap=not sys.stdout.isatty()))
+    print(json.dumps(report))
+
+
+@cache_app.command()
+@reports_errors
+def prune(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what was used in the last 30 days.")
+    ] = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Removes unpacked code; the next run of a bundle unpacks it again."""
+    from yggrt.cache import open_cache
+
+    removed = open_cache(cache_dir).prune(0.0 if everything else 30 * 86400.0)
+    for one in removed:
+        print(one.path)
+    note(f"removed {len(removed)} entries, {sum(one.num_bytes for one in removed) / 1e6:.1f} MB")
+
+
+def _load(file: Path, threads: int | None, cache_dir: Path | None, tree: str | None) -> Session:
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.loading import start_session
+
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, cache=cache) as bundle:
+        return start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(
+            f"--ids is {text!r}, wanted whole numbers with commas", 'as in --ids "1,2,3"'
+        ) from None
+
+
+def _use_chat(session: Session, chat: bool | None, system: str | None, with_ids: bool) -> bool:
+    has_chat = session.text is not None and session.text.has_chat
+    if with_ids and (chat or system):
+        raise RequestError("--ids takes no --chat and no --system", "leave them out")
+    if chat and not has_chat:
+        raise RequestError("--chat is given and this bundle has no chat template", "use --no-chat")
+    use_chat = has_chat if chat is None else chat
+    if system and not use_chat:
+        raise RequestError(
+            "--system is given and the prompt is no chat", "leave it out, or use --chat"
+        )
+    return use_chat and not with_ids
+
+
+def _show(session: Session, stream: Iterable[Piece], *, quiet: bool = False) -> Completion:
+    """Prints the output as it comes, or its ids if there is no text, and a line end after it."""
+    last = ""
+    for piece in stream:
+        has_text = session.text is not None
+        text = piece.text if has_text else "".join(f"{token_id}," for token_id in piece.ids)
+        if not quiet:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        last = text or last
+    if not quiet and not last.endswith("\n"):
+        print()
+    assert session.last is not None, "a stream that was read to its end"
+    return session.last
+
+
+def _system(system: str | None) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _result(done: Completion) -> dict[str, Any]:
+    stats = done.stats
+    return {
+        "text": done.text,
+        "ids": done.ids,
+        "prompt_ids": done.prompt_ids,
+        "finish_reason": done.finish_reason,
+        "num_tokens": stats.num_tokens,
+        "num_passes": stats.num_passes,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "tpot_ms": stats.tpot_ms,
+        "ttft_ms": stats.ttft_ms,
+    }
+
+
+def _talk(session: Session, system: str | None, options: Options, stats: bool) -> None:
+    """The conversation on this terminal, with line editing."""
+    import readline  # noqa: F401 - `input` edits lines once it is imported
+
+    from yggrt.chat import converse
+
+    def answer(messages: list[Message]) -> Completion:
+        with Interrupt() as interrupt:
+            options["cancelled"] = interrupt.requested
+            done = _show(session, session.stream_chat(messages, **options))
+        if stats or done.finish_reason == "cancelled":
+            note(done.stats.line())
+        return done
+
+    converse(lambda: input("> "), answer, note, report_error, _system(system))
+
+
+def _note_statistics(done: Completion) -> None:
+    stats = done.stats
+    note(stats.line())
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.stage_share.items())
+    accepted = ", ".join(f"{num}: {count}" for num, count in stats.accepted_histogram.items())
+    note(
+        f"prompt: {stats.num_prompt_tokens} tokens, {stats.num_reused_tokens} reused, "
+        f"prefill {stats.prefill_ms:.1f} ms"
+    )
+    note(
+        f"passes: {stats.num_passes}, {stats.num_plain_passes} plain, "
+        f"{stats.num_gated_passes} gated, {stats.num_rows} rows"
+    )
+    note(
+        f"drafts accepted: {stats.accepted}, alpha {stats.alpha:.2f}; passes by number: {accepted}"
+    )
+    note(f"time: {shares}")

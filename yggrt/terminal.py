@@ -1,0 +1,109 @@
+"""What every command does at its edges: errors in one line, Ctrl-C, a closed pipe, colours."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self, TextIO
+
+import typer
+
+from yggrt.core.errors import YggError
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+RED, YELLOW = "31;1", "33"
+
+
+def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Ends the command with one line per error of the user's, and its traceback if `verbose`.
+
+    Any other exception is a bug of ours and keeps its traceback.
+    """
+
+    @functools.wraps(command)
+    def guarded(**arguments: Any) -> None:
+        try:
+            command(**arguments)
+            sys.stdout.flush()
+        except YggError as error:
+            if arguments.get("verbose"):
+                traceback.print_exception(error)
+            report_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            # The reader went away; nothing more can be said, also not at interpreter exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+    return guarded
+
+
+def report_error(error: YggError) -> None:
+    sys.stderr.write(f"{paint('ERROR', RED)} {error.message}\n")
+    if error.tip:
+        sys.stderr.write(f"{paint('TIP', YELLOW)} {error.tip}\n")
+
+
+def note(text: str) -> None:
+    """A line for a person, beside the results."""
+    sys.stderr.write(f"{text}\n")
+
+
+def warn(text: str) -> None:
+    note(f"{paint('WARNING', YELLOW)} {text}")
+
+
+def progress(text: str) -> None:
+    """A line that the next one overwrites, "" removes it; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def paint(text: str, code: str, stream: TextIO | None = None) -> str:
+    """`text` in colour if the stream is a terminal and NO_COLOR is not set."""
+    stream = stream or sys.stderr
+    if os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+class Interrupt:
+    """While entered, the first Ctrl-C only makes `requested` true; the second is a
+    KeyboardInterrupt.
+
+    A pass is never cut in half, so the session stays usable and its statistics true.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._before: Any = None
+
+    def requested(self) -> bool:
+        return self._requested
+
+    def __enter__(self) -> Self:
+        self._requested = False
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
