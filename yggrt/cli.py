@@ -329,7 +329,7 @@ def _show(session: Session, stream: Iterable[Piece], *, quiet: bool = False) -> 
             sys.stdout.flush()
         last = text or last
     if not quiet and not last.endswith("\n"):
-        print()
+        print(flush=True)
     assert session.last is not None, "a stream that was read to its end"
     return session.last
 
