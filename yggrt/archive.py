@@ -32,9 +32,7 @@ _END = struct.Struct("<4sHHHHIIH")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one member lies: its local header at `header`, its bytes at `payload .. payload +
-    num_bytes`.
-    """
+    """Where one member lies: its local header at `header`, its bytes at `payload .. end`."""
 
     header: int
     payload: int
@@ -62,9 +60,7 @@ def header_bytes(name: str) -> int:
 
 
 def place(sizes: Mapping[str, int]) -> dict[str, Slot]:
-    """Positions of members of these sizes, in the mapping's order, from the start of the file,
-    without holes.
-    """
+    """Positions of members of these sizes, in the mapping's order, from byte 0, without holes."""
     slots: dict[str, Slot] = {}
     position = 0
     for name, num_bytes in sizes.items():
@@ -112,9 +108,7 @@ def read_local_header(data: bytes) -> LocalHeader | None:
 
 
 def directory(slots: Mapping[str, Slot], crcs: Mapping[str, int]) -> bytes:
-    """Everything behind the last member: one record per member, then the ZIP64 and the plain end
-    records.
-    """
+    """What follows the last member: a record for each, then the ZIP64 and plain end records."""
     start = max((slot.end for slot in slots.values()), default=0)
     records = b"".join(_central(name, slot, crcs[name]) for name, slot in slots.items())
     end_zip64 = _END_ZIP64.pack(

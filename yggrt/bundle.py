@@ -32,13 +32,12 @@ __all__ = ["Bundle", "WeightSource", "write_bundle"]
 
 MAX_MANIFEST_BYTES = 64 << 20
 _CHUNK = 1 << 20
+_REPACKED = "it was packed again by another program; use the file that `yggc build` wrote"
 _DAMAGED = "the file is damaged; copy it again or build it again"
 
 
 class Bundle:
-    """An open, checked bundle. Immutable; tensors and bytes taken from it stay valid after
-    `close`.
-    """
+    """An open, checked bundle. Immutable; what was taken from it stays valid after `close`."""
 
     def __init__(
         self,
@@ -115,9 +114,7 @@ class Bundle:
         return os.pread(self._file.fileno(), slot.num_bytes, slot.payload)
 
     def weight(self, name: str) -> torch.Tensor:
-        """The named weight as a contiguous CPU tensor: a view of the mapped file, not to be
-        written to.
-        """
+        """The weight as a contiguous CPU tensor, a view of the mapped file: only to be read."""
         from yggrt.weights import map_file, view
 
         spec = self.manifest.weights.get(name)
@@ -136,9 +133,7 @@ class Bundle:
         return view(self._storage, spec)
 
     def unpack(self, cache: Cache) -> Path:
-        """The directory in the cache that holds the `code/` members, under their names in the
-        bundle.
-        """
+        """The directory in the cache with the `code/` members, under their names in the bundle."""
         code = {
             name: m for name, m in self.manifest.members.items() if name.startswith(CODE_PREFIX)
         }
@@ -235,7 +230,11 @@ def _read_manifest(file: BinaryIO, path: Path) -> bytes:
             f"{path}: {MANIFEST_NAME} has ZIP method {header.method} and flags {header.flags:#x}, "
             f"wanted 0 and 0: "
             "members are neither compressed nor encrypted",
-            "it was packed again by another program; use the file that `yggc build` wrote",
+            _REPACKED,
+        )
+    if not start.startswith(archive.local_header(MANIFEST_NAME, header.num_bytes, header.crc)):
+        raise BundleError(
+            f"{path}: the ZIP header of {MANIFEST_NAME} is not as this format writes it", _REPACKED
         )
     if header.num_bytes > MAX_MANIFEST_BYTES:
         raise BundleError(
@@ -260,9 +259,7 @@ def _read_manifest(file: BinaryIO, path: Path) -> bytes:
 
 
 def _check_container(file: BinaryIO, path: Path, slots: Mapping[str, archive.Slot]) -> None:
-    """Every byte outside the members must be the one that this format writes: no holes, no
-    overlaps, no extras.
-    """
+    """Every byte outside the members must be as this format writes it: no holes, no extras."""
     fd = file.fileno()
     start = max(slot.end for slot in slots.values())
     wanted_bytes = archive.directory_bytes(slots)

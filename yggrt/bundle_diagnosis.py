@@ -1,6 +1,4 @@
-"""Says what is wrong with a bundle whose container is not what its manifest implies. Only called
-on such files.
-"""
+"""Says what is wrong with a bundle whose container is not what its manifest implies."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _ENCRYPTED = 0x1
 def diagnose(
     file: BinaryIO, path: Path, slots: Mapping[str, Slot], wanted_bytes: int
 ) -> BundleError:
-    """The error for a file that should hold `slots` and nothing else in `wanted_bytes` bytes, and
-    does not.
-    """
+    """The error for a file that should hold just `slots` in `wanted_bytes`, and does not."""
     found_bytes = os.fstat(file.fileno()).st_size
     members = _members(file)
     problem = _member_problem(members, slots)

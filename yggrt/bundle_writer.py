@@ -40,9 +40,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WeightSource(NamedTuple):
-    """One weight to write: `load` gives its row-major little-endian bytes, whole or in pieces,
-    when its turn comes.
-    """
+    """One weight to write: `load` gives its row-major little-endian bytes, whole or in pieces."""
 
     name: str
     dtype: Dtype
@@ -51,9 +49,7 @@ class WeightSource(NamedTuple):
 
 
 def member_slots(manifest_bytes: int, sizes: Mapping[str, int]) -> dict[str, archive.Slot]:
-    """Where every member lies: the manifest first, the others behind it in ascending order of
-    their names.
-    """
+    """Where every member lies: the manifest first, the others in ascending order of name."""
     return archive.place(
         {MANIFEST_NAME: manifest_bytes, **{name: sizes[name] for name in sorted(sizes)}}
     )
@@ -61,9 +57,7 @@ def member_slots(manifest_bytes: int, sizes: Mapping[str, int]) -> dict[str, arc
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Everything that is known before a byte is read: the manifest but for its digests, and where
-    all parts lie.
-    """
+    """What is known before a byte is read: the manifest but for its digests, and all positions."""
 
     draft: Manifest
     layout: TensorLayout

@@ -9,6 +9,7 @@ nothing of what the code does.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
@@ -17,7 +18,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,9 +44,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A checked cache directory. `notes` are sentences for the user, empty when nothing is out of
-    the ordinary.
-    """
+    """A checked cache directory. `notes` are sentences for the user, mostly none."""
 
     root: Path
     notes: tuple[str, ...] = ()
@@ -59,9 +58,7 @@ class Cache:
             return False
 
     def mark_verified(self, digest: str, status: os.stat_result) -> None:
-        """Remembers that the file was hashed in full; does nothing for a file changed a moment
-        ago.
-        """
+        """Remembers that the file was hashed in full, unless it was changed a moment ago."""
         if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _CLOCK_TICK_NS:
             return
         target = self._stamp_file(digest)
@@ -80,44 +77,29 @@ class Cache:
     def unpack(
         self, digest: str, members: Mapping[str, Member], read: Callable[[str], bytes]
     ) -> Path:
-        """The directory that holds exactly `members`, with the right bytes; written if it is not
-        there yet.
+        """The directory that holds exactly `members` with the right bytes, written if need be.
 
-        Raises YggError when the directory cannot be written or lies on a file system mounted
-        noexec.
+        Raises YggError if it cannot be written or lies on a file system mounted noexec.
         """
         final = self.root / digest
-        for _ in range(5):
-            if _holds(final, members):
-                _check_executable(final, members)
-                os.utime(final)
-                return final
-            fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
-            try:
-                self._write(fresh, members, read)
-                _check_executable(fresh, members)
-                _move_aside(final)
-                os.rename(fresh, final)
-            except OSError as error:
-                # Another process may have renamed its own copy first; the next round looks at it.
-                if not final.is_dir():
-                    raise YggError(
-                        f"cache directory {self.root}: cannot unpack {_total(members)} bytes: "
-                        f"{error.strerror}, "
-                        f"{shutil.disk_usage(self.root).free} bytes free",
-                        "make room there or name another directory with --cache-dir",
-                    ) from error
-            finally:
-                shutil.rmtree(fresh, ignore_errors=True)
-        raise YggError(
-            f"cache directory {final}: changed by others each time it was written",
-            "remove it, or name another directory with --cache-dir",
-        )
+        try:
+            if not _holds(final, members):
+                with self._locked():
+                    # Another process may have written it before this one got the lock.
+                    if not _holds(final, members):
+                        self._write(final, members, read)
+            os.utime(final)
+        except OSError as error:
+            raise YggError(
+                f"cache directory {self.root}: cannot unpack {_total(members)} bytes: "
+                f"{error.strerror}, {shutil.disk_usage(self.root).free} bytes free",
+                "make room there or name another directory with --cache-dir",
+            ) from error
+        _check_executable(final, members)
+        return final
 
     def prune(self, max_age_s: float = 0.0) -> list[Removed]:
-        """Removes what was last used at least `max_age_s` seconds ago, and only what this module
-        wrote.
-        """
+        """Removes what this module wrote and was last used at least `max_age_s` seconds ago."""
         removed = []
         for entry in sorted(self.root.iterdir()):
             # A hidden name is another process at work, or what is left of one that was killed.
@@ -129,7 +111,7 @@ class Cache:
                 continue
             removed.append(Removed(entry, _num_bytes(entry)))
             if entry.is_dir():
-                _move_aside(entry)
+                _remove_directory(entry)
             else:
                 entry.unlink(missing_ok=True)
         return removed
@@ -137,14 +119,27 @@ class Cache:
     def _stamp_file(self, digest: str) -> Path:
         return self.root / f"{digest}.verified"
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time, however it ends."""
+        with (self.root / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def _write(
-        self, directory: Path, members: Mapping[str, Member], read: Callable[[str], bytes]
+        self, final: Path, members: Mapping[str, Member], read: Callable[[str], bytes]
     ) -> None:
-        for name in members:
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_bytes(read(name))
-            path.chmod(0o700)
+        fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
+        try:
+            for name in members:
+                path = fresh / name
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.write_bytes(read(name))
+                path.chmod(0o700)
+            _remove_directory(final)
+            os.rename(fresh, final)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def open_cache(argument: Path | None = None, environ: Mapping[str, str] = os.environ) -> Cache:
@@ -195,9 +190,7 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def _prepare(root: Path) -> str:
-    """Makes and checks the directory; says why it cannot be written, "" if it can. Raises YggError
-    if it is unsafe.
-    """
+    """Makes and checks the directory; why it cannot be written, or "". YggError if unsafe."""
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = root.stat()
@@ -230,22 +223,19 @@ def _stamp(status: os.stat_result) -> str:
 
 
 def _holds(directory: Path, members: Mapping[str, Member]) -> bool:
-    if not directory.is_dir():
-        return False
-    files = {
-        str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()
-    }
-    return files == set(members) and all(
-        _file_matches(directory / name, members[name]) for name in members
-    )
-
-
-def _file_matches(path: Path, member: Member) -> bool:
+    """True if the directory holds exactly these files with the right bytes."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == member.sha256
+        found = {
+            p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir()
+        }
+        return found == set(members) and all(_matches(directory / n, members[n]) for n in members)
     except FileNotFoundError:
         return False
+
+
+def _matches(path: Path, member: Member) -> bool:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == member.sha256
 
 
 def _check_executable(directory: Path, members: Mapping[str, Member]) -> None:
@@ -268,10 +258,8 @@ def _check_executable(directory: Path, members: Mapping[str, Member]) -> None:
         return
 
 
-def _move_aside(path: Path) -> None:
-    """Removes a directory so that no other process sees it half removed. Code that is loaded stays
-    mapped.
-    """
+def _remove_directory(path: Path) -> None:
+    """Removes a directory, for others at one stroke. Code that is loaded from it stays mapped."""
     aside = Path(tempfile.mkdtemp(prefix=".old-", dir=path.parent))
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, aside / path.name)

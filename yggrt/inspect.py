@@ -1,6 +1,4 @@
-"""What `yggrt inspect` shows: a bundle's contents as a plain dictionary and as tables. Loads no
-native code, no torch.
-"""
+"""What `yggrt inspect` shows, as a plain dictionary and as tables. No native code, no torch."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ Row = tuple[Any, ...]
 
 
 def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -> dict[str, Any]:
-    """Opens and checks the bundle (`full`: every byte of it) and describes it in JSON types.
-    Raises BundleError.
-    """
+    """Opens and checks a bundle, with `full` every byte, and describes it; or BundleError."""
     with Bundle.open(path, full=full, cache=cache) as bundle:
         manifest = bundle.manifest
         plain = msgspec.to_builtins(manifest)
@@ -51,10 +47,7 @@ def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -
             "memory": _memory(manifest),
             "latency": plain["latency"],
             "schedule": plain["schedule"],
-            "text": {
-                name: value for name, value in plain["text"].items() if name != "chat_template"
-            }
-            | {"has_chat_template": bool(manifest.text.chat_template)},
+            "text": _text(manifest),
             "num_golden": len(manifest.golden),
             "members": plain["members"],
             "config": plain["config"],
@@ -70,12 +63,9 @@ def render(description: dict[str, Any], console: Console) -> None:
 
 
 def _graph(graph: dict[str, Any], manifest: Manifest) -> dict[str, Any]:
-    names = (graph["library"], graph["metadata"])
+    names = (graph["library"], graph["calls"], graph["metadata"])
     return {
-        **{
-            key: graph[key]
-            for key in ("name", "kind", "min_rows", "max_rows", "inputs", "outputs")
-        },
+        **{key: value for key, value in graph.items() if key != "constants"},
         "num_constants": len(graph["constants"]),
         "num_bytes": sum(manifest.members[name].num_bytes for name in names),
     }

@@ -96,7 +96,7 @@ def check_header(
     tip = "the file is damaged or was written by another program; build it again"
     try:
         entries = msgspec.json.decode(header[8:], type=dict[str, _Entry])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BundleError(
             f"{where}: header of weights.safetensors is not valid: {error}", tip
         ) from error

@@ -1,6 +1,4 @@
-"""Tensors and bytes: weights as views of a mapped file, and a tensor's bytes for writing. Copies
-nothing.
-"""
+"""Tensors and bytes: weights as views of a mapped file, a tensor's bytes to write; no copies."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 def map_file(path: Path, num_bytes: int) -> torch.UntypedStorage:
-    """The file's first `num_bytes` bytes, mapped privately: pages are read on use and never
-    written back.
-    """
+    """The file's first `num_bytes`, mapped privately: read on use and never written back."""
     storage = torch.UntypedStorage.from_file(str(path), False, num_bytes)
     assert isinstance(storage, torch.UntypedStorage)
     return storage
@@ -40,9 +36,7 @@ def view(storage: torch.UntypedStorage, spec: WeightSpec) -> torch.Tensor:
 
 
 def tensor_chunks(tensor: torch.Tensor, chunk_bytes: int = 1 << 24) -> Iterator[memoryview]:
-    """The bytes of a contiguous CPU tensor in pieces, without a copy. The tensor lives as long as
-    the iterator.
-    """
+    """The bytes of a contiguous CPU tensor in pieces, not copied; the iterator keeps it alive."""
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(
             f"a contiguous CPU tensor wanted, got strides {tensor.stride()} on {tensor.device}"

@@ -1,4 +1,4 @@
-"""A bundle of a few kilobytes with the parts of a real one; its code members are bytes that nothing loads."""
+"""A bundle of a few kilobytes with the parts of a real one; nothing loads its code members."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ FILES: dict[str, Path | bytes] = {
     "code/libygg.so": b"\x7fELF operators" * 9,
     "code/w001/model.so": b"\x7fELF one row" * 5,
     "code/w001/model.json": b'{"rows": 1}',
+    "code/w001/model.calls.json": b"[1]",
     "code/w008/model.so": b"\x7fELF eight rows" * 7,
     "code/w008/model.json": b'{"rows": 8}',
+    "code/w008/model.calls.json": b"[8]",
     "tokenizer.json": b"{}",
     "bench.jsonl": b'{"prompt": "one"}\n',
 }
@@ -71,6 +73,7 @@ def graph(name: str, rows: int) -> GraphSpec:
         min_rows=rows,
         max_rows=rows,
         library=f"code/{name}/model.so",
+        calls=f"code/{name}/model.calls.json",
         metadata=f"code/{name}/model.json",
         inputs=(ids,),
         outputs=(ids,),

@@ -1,6 +1,4 @@
-"""What must hold between the parts of a manifest, beyond the types of each. Pure: a manifest in,
-or an error out.
-"""
+"""What must hold between the parts of a manifest, beyond the types of each. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def _member_problems(manifest: Manifest) -> Iterator[str]:
     if WEIGHTS_NAME not in manifest.members:
         yield f"the manifest lists no member {WEIGHTS_NAME!r}"
     native = [manifest.operators]
-    native += [name for graph in manifest.graphs for name in (graph.library, graph.metadata)]
+    native += [n for g in manifest.graphs for n in (g.library, g.calls, g.metadata)]
     for name in native:
         if name and not name.startswith(CODE_PREFIX):
             yield f"native code in member {name!r}, wanted a name below {CODE_PREFIX!r}"

@@ -30,9 +30,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TensorSpec(Record, frozen=True):
-    """One graph input or output. A negative size is the row count of a graph with a dynamic number
-    of rows.
-    """
+    """One graph input or output. A negative size is the row count of a graph with dynamic rows."""
 
     name: str
     dtype: Dtype
@@ -44,10 +42,11 @@ class GraphSpec(Record, frozen=True):
     """One compiled graph: a forward over `min_rows..max_rows` rows of a tree (equal for a static
     graph).
 
-    `library` and `metadata` are bundle members; `constants` maps the graph's constant names to
-    names in the weight table. Inputs, in order: tokens, positions, slots [V] int64, length [1]
-    int64, mask [V, V] bool, for `prefill` also row [1] int64, then per layer the key and the value
-    cache. Outputs, in order: ids, logits, hidden, hazards.
+    `library`, `calls` (what it calls outside itself) and `metadata` are bundle members;
+    `constants` maps the graph's constant names to names in the weight table. Inputs, in order:
+    tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill` also row
+    [1] int64, then per layer the key and the value cache. Outputs, in order: ids, logits, hidden,
+    hazards.
     """
 
     name: str
@@ -55,6 +54,7 @@ class GraphSpec(Record, frozen=True):
     min_rows: int
     max_rows: int
     library: str
+    calls: str
     metadata: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -77,9 +77,7 @@ class WeightSpec(Record, frozen=True):
 
 
 class KvLayer(Record, frozen=True):
-    """Shape of one layer's cache: keys [1, num_heads, slots, key_dim], values [1, num_heads,
-    slots, value_dim].
-    """
+    """Shape of a cache: keys [1, num_heads, slots, key_dim], values [..., slots, value_dim]."""
 
     num_heads: int
     key_dim: int
@@ -103,9 +101,7 @@ class ModelInfo(Record, frozen=True):
 
 
 class MustMatch(Record, frozen=True):
-    """A host that differs in any of these is refused. `isa` holds CPU flag names as the kernel
-    reports them.
-    """
+    """A host that differs in any of these is refused. `isa` holds CPU flag names of the kernel."""
 
     os: str
     machine: str
@@ -117,9 +113,7 @@ class MustMatch(Record, frozen=True):
 
 
 class TunedFor(Record, frozen=True):
-    """A host that differs in these runs with one warning. Bandwidth in bytes/s, arithmetic in
-    FLOP/s, both measured.
-    """
+    """A host that differs in these runs with a warning. Measured bytes/s and FLOP/s."""
 
     device: str
     memory_bytes: int
@@ -153,9 +147,7 @@ class Source(Record, frozen=True):
 
 
 class LatencyPoint(Record, frozen=True):
-    """Median and spread (interquartile range) of one graph at one row count and context length, in
-    seconds.
-    """
+    """Median and interquartile range of a graph at a row count and context length, in seconds."""
 
     graph: str
     rows: int
@@ -195,9 +187,7 @@ class Candidate(Record, frozen=True):
 
 
 class Schedule(Record, frozen=True):
-    """What the runtime does by default, and why. `rest_s` is the measured host time per iteration
-    outside graphs.
-    """
+    """The runtime's default. `rest_s`: measured host seconds per pass outside graphs."""
 
     tree: str
     drafter: NgramDrafter
@@ -263,7 +253,7 @@ class Manifest(Record, frozen=True):
         """Parses and validates; raises BundleError naming `where` and the field at fault."""
         try:
             version = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BundleError(
                 f"{where}: manifest.json is not JSON: {error}",
                 "the file is damaged; build it again",

@@ -1,0 +1,63 @@
+"""What `inspect` says about the small bundle, as a dictionary and as tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from bundle import broken
+from bundle.small import tensors, write_small
+from rich.console import Console
+
+from yggrt.core.errors import BundleError
+from yggrt.inspect import inspect_bundle, render
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_small(tmp_path / "small.ygg")
+    return tmp_path / "small.ygg"
+
+
+def test_description(path: Path) -> None:
+    found = json.loads(json.dumps(inspect_bundle(path)))
+    weights_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors().values())
+    assert found["file"]["num_bytes"] == path.stat().st_size
+    assert found["file"]["format_version"] == 1
+    assert found["weights"]["num_tensors"] == len(tensors())
+    assert found["weights"]["num_bytes"] == weights_bytes
+    assert found["weights"]["largest"][0]["name"] == "embedding"
+    # 2 heads x (8 + 8) values x 40 slots x 4 bytes
+    assert found["memory"] == {
+        "weights_bytes": weights_bytes,
+        "kv_bytes": 5120,
+        "total_bytes": weights_bytes + 5120,
+    }
+    assert found["graphs"][1]["max_rows"] == 8
+    assert found["graphs"][1]["num_constants"] == 2
+    assert found["sources"][0]["license"] == "apache-2.0"
+    assert found["text"]["chat_template"] is False
+
+
+def test_tables(path: Path) -> None:
+    out = io.StringIO()
+    render(inspect_bundle(path, full=True), Console(file=out, width=120))
+    text = out.getvalue()
+    for words in (
+        "all bytes",
+        "apache-2.0",
+        "w008",
+        "embedding",
+        "avx2 fma",
+        "5.1 kB",
+        "code/libygg.so",
+    ):
+        assert words in text
+
+
+def test_damage_is_an_error(path: Path) -> None:
+    path.write_bytes(broken.flipped_in(path.read_bytes(), "weights.safetensors"))
+    with pytest.raises(BundleError, match="SHA-256"):
+        inspect_bundle(path, full=True)
