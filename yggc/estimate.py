@@ -10,6 +10,7 @@ from pathlib import Path
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.models.checkpoint import empty_model, open_checkpoint
 from yggc.models.source import hub_config, resolve_source, source_kind
+from yggc.models.wheel import WheelFile, is_fetched
 from yggc.preflight import COMPILE_BYTES, OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES, packed_bytes
 from yggc.workdir import WorkDir
 
@@ -50,7 +51,8 @@ def model_facts(config: BuildConfig) -> ModelFacts | None:
     to be fetched.
     """
     kind = source_kind(config.verifier)
-    if kind == "wheel":
+    work = WorkDir(Path(config.work_dir))
+    if kind == "wheel" and not is_fetched(WheelFile.parse(config.verifier), work):
         return None
     if kind == "hub":
         hub = hub_config(config.verifier)
@@ -58,9 +60,7 @@ def model_facts(config: BuildConfig) -> ModelFacts | None:
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         stored = str(hub.dtype or "float32").removeprefix("torch.")
         return ModelFacts(num_parameters, hub.num_hidden_layers, _limit(hub), stored, False)
-    source = resolve_source(
-        config.verifier, WorkDir(Path(config.work_dir)), config.verifier_sha256
-    )
+    source = resolve_source(config.verifier, work, config.verifier_sha256)
     checkpoint = open_checkpoint(source)
     return ModelFacts(
         checkpoint.num_parameters, checkpoint.config.num_hidden_layers, _limit(checkpoint.config),

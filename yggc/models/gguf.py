@@ -14,12 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from yggc.errors import SourceError
 from yggc.models.checkpoint import Checkpoint, StoredDtype, check_state, empty_model, wanted_state
@@ -70,10 +67,11 @@ class GgufCheckpoint(Checkpoint):
 
     def _match(self, model: PreTrainedModel) -> dict[str, str]:
         """Model name -> name in the file."""
-        mapped = get_gguf_hf_weights_map(
-            model, self._processor, model_type=self._file.architecture
-        )
-        mapped = {stored: name for stored, name in mapped.items() if stored in self._file.tensors}
+        mapped = {
+            stored: name
+            for stored, name in gguf_names(model, self._file.architecture).items()
+            if stored in self._file.tensors
+        }
         stored_by_name = {name: stored for stored, name in mapped.items()}
         unknown = sorted(set(self._file.tensors) - set(mapped) - _ROPE_FACTORS)
         if unknown:
@@ -137,6 +135,25 @@ class GgufCheckpoint(Checkpoint):
     def _stated_ends(self) -> tuple[Any, ...]:
         keys = ("eos", "eot", "eom")
         return tuple(self._file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
+
+
+def gguf_names(model: PreTrainedModel, architecture: str) -> dict[str, str]:
+    """Name in a GGUF file -> name in `model`, by the gguf package's table of both."""
+    kind = next((key for key, name in MODEL_ARCH_NAMES.items() if name == architecture), None)
+    if kind is None:
+        raise SourceError(f"the gguf package has no names for architecture {architecture!r}", _TIP)
+    table = get_tensor_name_map(kind, model.config.num_hidden_layers)
+    names: dict[str, str] = {}
+    state = list(model.state_dict())
+    # The table has some models by the names of their base model, so leading parts are dropped by
+    # and by; a match with more of the name wins.
+    for dropped in range(max(name.count(".") for name in state)):
+        for name in state:
+            base, _, suffix = name.rpartition(".")
+            stored = table.get_name(".".join(base.split(".")[dropped:]))
+            if stored is not None:
+                names.setdefault(f"{stored}.{suffix}", name)
+    return names
 
 
 def _read_config(source: ResolvedSource) -> PreTrainedConfig:

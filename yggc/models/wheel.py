@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yggc.errors import SourceError
-from yggc.workdir import WorkDir, hash_inputs
+from yggc.workdir import StageDir, WorkDir, hash_inputs
 
 _FORM = re.compile(r"pypi:(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^#\s]+)#(?P<member>\S.*)")
 
@@ -40,10 +40,18 @@ class WheelFile:
         return f"{self.name}=={self.version}"
 
 
+def is_fetched(wheel: WheelFile, work: WorkDir) -> bool:
+    """Whether `fetch` would find the file in the work directory."""
+    return _stage(wheel, work).done
+
+
+def _stage(wheel: WheelFile, work: WorkDir) -> StageDir:
+    return work.stage("fetch", hash_inputs(["wheel", wheel]))
+
+
 def fetch(wheel: WheelFile, work: WorkDir) -> Path:
     """The extracted member, in the work directory; fetched once."""
-    stage = work.stage("fetch", hash_inputs(["wheel", wheel]))
-    folder = stage.ensure(lambda target: _download(wheel, target))
+    folder = _stage(wheel, work).ensure(lambda target: _download(wheel, target))
     return folder / Path(wheel.member).name
 
 
