@@ -111,7 +111,13 @@ class Bundle:
             raise BundleError(
                 f"{self.path}: no member {member!r}, it holds {', '.join(self._slots)}"
             )
-        return os.pread(self._file.fileno(), slot.num_bytes, slot.payload)
+        data = os.pread(self._file.fileno(), slot.num_bytes, slot.payload)
+        if len(data) != slot.num_bytes:
+            raise BundleError(
+                f"{self.path}: member {member!r}: {len(data)} of {slot.num_bytes} bytes could be read",
+                _DAMAGED,
+            )
+        return data
 
     def weight(self, name: str) -> torch.Tensor:
         """The weight as a contiguous CPU tensor, a view of the mapped file: only to be read."""
