@@ -114,7 +114,7 @@ class Bundle:
         data = os.pread(self._file.fileno(), slot.num_bytes, slot.payload)
         if len(data) != slot.num_bytes:
             raise BundleError(
-                f"{self.path}: member {member!r}: {len(data)} of {slot.num_bytes} bytes could be read",
+                f"{self.path}: member {member!r} gave {len(data)} of {slot.num_bytes} bytes",
                 _DAMAGED,
             )
         return data
