@@ -134,8 +134,8 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
         return msgspec.convert(values, BuildConfig), notes
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
-        key = path.rstrip("`") or "options"
-        found = values.get(key.partition("[")[0])
+        key = path.rstrip("`").partition("[")[0]
+        found = values.get(key)
         raise RecipeError(f"{where}: {key} is {found!r}: {text[:1].lower()}{text[1:]}") from error
 
 

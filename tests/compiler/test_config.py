@@ -1,0 +1,134 @@
+"""Recipes and flags: one configuration, every auto resolved, every mistake named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from yggc.config import OPTIONS, BuildConfig, load_config, resolve_for_model
+from yggc.errors import RecipeError
+from yggc.host import usable_cores
+
+RECIPES = Path(__file__).parents[2] / "artifacts" / "recipes"
+NEEDED = {"verifier": "m.gguf", "output": "out/m.ygg", "target": "cpu"}
+
+
+def recipe(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults() -> None:
+    config, notes = load_config(None, NEEDED)
+    assert config.name == "m"
+    assert config.drafter == "ngram"
+    assert config.buckets == (1, 4, 8, 16)
+    assert (config.prefill_rows, config.max_depth, config.graphs) == (64, 8, "static")
+    assert 1 <= config.threads <= len(os.sched_getaffinity(0))
+    assert config.threads == usable_cores()
+    assert 1 <= config.jobs <= config.threads
+    assert [note.partition(":")[0] for note in notes] == ["threads", "jobs"]
+
+
+def test_flags_override_the_recipe(tmp_path: Path) -> None:
+    path = recipe(
+        tmp_path,
+        'verifier = "./m.gguf"\noutput = "a.ygg"\ntarget = "cpu"\nthreads = 3\njobs = 2\n'
+        'dtype = "bfloat16"\nbuckets = [1, 2]\n',
+    )
+    config, notes = load_config(path, {"threads": 5, "output": None})
+    assert (config.threads, config.output, config.dtype) == (5, "a.ygg", "bfloat16")
+    assert config.buckets == (1, 2)
+    assert config.verifier == str(tmp_path / "m.gguf")
+    assert notes == []
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_recipes(path: Path) -> None:
+    config, _ = load_config(path, {})
+    assert config.target == "cpu"
+    assert config.name == path.stem
+
+
+def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
+    path = recipe(tmp_path, 'buckts = [1]\nverifier = "x"\n')
+    with pytest.raises(RecipeError, match="unknown key 'buckts'; known are") as refusal:
+        load_config(path, {})
+    assert all(key in refusal.value.message for key in OPTIONS)
+    assert refusal.value.tip == "did you mean 'buckets'?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threads": "two"}, "threads is 'two': expected `int`, got `str`"),
+        ({"threads": 0}, "threads is 0, wanted at least 1"),
+        ({"dtype": "float16"}, "dtype is 'float16': invalid enum value"),
+        ({"buckets": [1, "x"]}, r"buckets is \[1, 'x'\]"),
+        ({"buckets": [4, 8]}, r"buckets is \[4, 8\], wanted ascending"),
+        ({"buckets": [1, 8, 4]}, "wanted ascending"),
+        ({"graphs": "both"}, "graphs is 'both'"),
+        ({"drafter": "org/small"}, "drafter 'org/small': this release drafts with"),
+        ({"tree": "egt:width=4,depth=4,verify=32"}, "verifies 32 rows, the largest bucket has 16"),
+        ({"tree": "bush"}, "tree: .*bush"),
+        ({"verifier_sha256": "abc"}, "64 hexadecimal digits"),
+        ({"max_model_len": -1}, "max_model_len is -1"),
+        ({"verifier": None}, "no verifier"),
+        ({"output": None}, "no output"),
+        ({"target": None}, "no target"),
+    ],
+)
+def test_refusals(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_config(None, NEEDED | changes)
+
+
+def test_missing_and_broken_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no such file"):
+        load_config(tmp_path / "none.toml", {})
+    with pytest.raises(RecipeError, match="cannot be read as TOML"):
+        load_config(recipe(tmp_path, "threads ="), {})
+    (tmp_path / "recipe.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(RecipeError, match="cannot be read as TOML"):
+        load_config(tmp_path / "recipe.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_gguf", "dtype"),
+    [
+        ("float32", False, "float32"),
+        ("bfloat16", False, "bfloat16"),
+        ("float16", False, "bfloat16"),
+        ("float32", True, "float32"),
+    ],
+)
+def test_auto_dtype(stored: str, is_gguf: bool, dtype: str) -> None:
+    config, _ = load_config(None, NEEDED)
+    resolved, notes = resolve_for_model(
+        config, model_limit=512, stored_dtype=stored, is_gguf=is_gguf
+    )
+    assert (resolved.dtype, resolved.max_model_len) == (dtype, 512)
+    assert len(notes) == 2
+
+
+def test_length_of_the_model() -> None:
+    config, _ = load_config(None, NEEDED | {"max_model_len": 4096})
+    with pytest.raises(RecipeError, match="max_model_len is 4096, the model allows 2048"):
+        resolve_for_model(config, model_limit=2048, stored_dtype="float32", is_gguf=False)
+    auto, _ = load_config(None, NEEDED | {"max_model_len": "auto"})
+    resolved, _ = resolve_for_model(auto, model_limit=8192, stored_dtype="float32", is_gguf=False)
+    assert resolved.max_model_len == 2048
+
+
+def test_packable_leaves_this_machine_out() -> None:
+    config, _ = load_config(None, NEEDED)
+    packed = config.packable()
+    assert {"output", "work_dir", "jobs"}.isdisjoint(packed)
+    assert json.loads(json.dumps(packed))["buckets"] == [1, 4, 8, 16]
+    again = packed | {"output": "x", "work_dir": "y", "jobs": 1}
+    assert msgspec.convert(again, BuildConfig).threads == config.threads

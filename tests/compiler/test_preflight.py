@@ -1,0 +1,108 @@
+"""What is missing is named before anything long starts; a plan is made without building."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yggc.config import BuildConfig, load_config
+from yggc.errors import PreflightError
+from yggc.preflight import preflight
+
+
+def configured(tmp_path: Path, **changes: object) -> BuildConfig:
+    flags = {
+        "verifier": "m.gguf",
+        "output": str(tmp_path / "m.ygg"),
+        "target": "cpu",
+        "work_dir": str(tmp_path / "work"),
+        "jobs": 1,
+    }
+    return load_config(None, flags | changes)[0]
+
+
+def test_this_machine_passes(tmp_path: Path) -> None:
+    checks = preflight(configured(tmp_path), num_parameters=1000)
+    assert {"python", "torch", "g++", "disk", "memory", "output directory"} <= {
+        check.name for check in checks
+    }
+    assert not (tmp_path / "work").exists()
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(
+        PreflightError, match=r"g\+\+: no-such-compiler not found, wanted"
+    ) as refusal:
+        preflight(configured(tmp_path))
+    assert "apt-get install g++" in (refusal.value.tip or "")
+
+
+def test_compiler_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "broken-g++"
+    program.write_text(
+        '#!/bin/sh\ncase "$1" in -dump*) echo 13.2.0;; *) echo "no cc1plus" >&2; exit 1;; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
+    with pytest.raises(PreflightError, match=r"13\.2\.0 fails: no cc1plus"):
+        preflight(configured(tmp_path))
+
+
+def test_compiler_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "old-g++"
+    program.write_text('#!/bin/sh\ncase "$1" in -dump*) echo 7.5.0;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", str(program))
+    with pytest.raises(PreflightError, match=r"old-g\+\+ 7\.5\.0, wanted .* g\+\+ 9 or newer"):
+        preflight(configured(tmp_path))
+
+
+def test_sizes(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"disk: .* GB free, wanted .*memory: .* available"):
+        preflight(configured(tmp_path), num_parameters=10**13)
+
+
+def test_folders(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="absent does not exist, wanted an existing folder"):
+        preflight(configured(tmp_path, output=str(tmp_path / "absent" / "m.ygg")))
+    with pytest.raises(PreflightError, match="is a directory, wanted a file name"):
+        preflight(configured(tmp_path, output=str(tmp_path)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(PreflightError, match="locked is not writable"):
+        preflight(configured(tmp_path, output=str(tmp_path / "locked" / "m.ygg")))
+
+
+def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "yggc", "build", "--dry-run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_dry_run(llama_dir: Path, tmp_path: Path) -> None:
+    work = ("--work-dir", str(tmp_path / "work"))
+    output = ("-o", str(tmp_path / "m.ygg"))
+    result = plan("--gpu", "a100", "--verifier", str(llama_dir), *output, *work, "--json")
+    assert result.returncode == 0, result.stderr
+    planned = json.loads(result.stdout)
+    assert planned["config"]["dtype"] == "float32"
+    assert planned["config"]["max_model_len"] == 128
+    assert planned["estimate"]["graphs"][0] == "verify_1"
+    assert planned["estimate"]["compile_s"] > 0
+    assert not (tmp_path / "m.ygg").exists()
+
+
+def test_dry_run_of_a_wheel_fetches_nothing(tmp_path: Path) -> None:
+    work = ("--work-dir", str(tmp_path / "work"))
+    source = "pypi:tiny-model==1.0#tiny_model/tiny.gguf"
+    result = plan("--gpu", "cpu", "--verifier", source, "-o", str(tmp_path / "m.ygg"), *work)
+    assert result.returncode == 0, result.stderr
+    assert "the model is not here yet" in result.stderr

@@ -1,0 +1,133 @@
+"""Stage outputs are whole or absent, whoever is killed or comes second."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from yggc.errors import PreflightError
+from yggc.workdir import WorkDir, hash_inputs
+
+MAKER = """
+import sys, time
+from pathlib import Path
+from yggc.workdir import WorkDir
+root, marker, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+def produce(folder):
+    (folder / "half").write_text("x")
+    with marker.open("a") as file: file.write("made\\n")
+    time.sleep(seconds)
+    (folder / "whole").write_text("y")
+print(WorkDir(root).stage("freeze", "abc").ensure(produce), flush=True)
+"""
+
+
+def fill(name: str, text: str) -> Callable[[Path], None]:
+    def produce(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return produce
+
+
+def start(root: Path, marker: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MAKER, str(root), str(marker), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def test_made_once(work: WorkDir) -> None:
+    calls = []
+    stage = work.stage("load", hash_inputs({"a": 1}))
+    assert not stage.done
+    for _ in range(2):
+        stage.ensure(lambda folder: calls.append((folder / "x").write_text("1")))
+    assert stage.done
+    assert len(calls) == 1
+    assert (stage.path / "x").read_text() == "1"
+
+
+def test_failure_leaves_nothing(work: WorkDir) -> None:
+    stage = work.stage("load", "abc")
+
+    def fail(folder: Path) -> None:
+        (folder / "x").write_text("1")
+        raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        stage.ensure(fail)
+    assert list((work.root / "load").iterdir()) == []
+
+
+def test_killed_build_is_made_again(work: WorkDir, tmp_path: Path) -> None:
+    process = start(work.root, tmp_path / "marker", 60)
+    wait_for(tmp_path / "marker")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    stage = work.stage("freeze", "abc")
+    assert stage.partial.is_dir()
+    assert not stage.done
+    folder = stage.ensure(fill("new", "z"))
+    assert sorted(path.name for path in folder.iterdir()) == ["done.json", "new"]
+    assert not stage.partial.exists()
+
+
+def test_two_processes_make_it_once(work: WorkDir, tmp_path: Path) -> None:
+    first = start(work.root, tmp_path / "marker", 1.0)
+    second = start(work.root, tmp_path / "marker", 1.0)
+    outputs = {first.communicate()[0], second.communicate()[0]}
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert len(outputs) == 1
+    assert (tmp_path / "marker").read_text() == "made\n"
+
+
+def test_damaged_output_is_made_again(work: WorkDir) -> None:
+    stage = work.stage("pack", "abc")
+    stage.ensure(fill("x", "12345"))
+    (stage.path / "x").write_text("1")
+    assert not stage.done
+    stage.ensure(fill("x", "12345"))
+    assert (stage.path / "x").read_text() == "12345"
+
+
+def test_sweep(work: WorkDir, tmp_path: Path) -> None:
+    old, new = work.stage("load", "old"), work.stage("load", "new")
+    for stage in (old, new):
+        stage.ensure(fill("x", "12345"))
+    os.utime(old.path / "done.json", (0, 0))
+    dead = work.stage("load", "dead")
+    dead.partial.mkdir()
+    (dead.partial / "x").write_bytes(bytes(1000))
+    busy = start(work.root, tmp_path / "marker", 2.0)
+    wait_for(tmp_path / "marker")
+    assert work.sweep() == 1000
+    assert old.path.exists()
+    work.sweep(older_than_s=3600)
+    assert not old.path.exists()
+    assert new.done
+    assert Path(busy.communicate()[0].strip(), "whole").exists()
+
+
+def test_hash_is_of_values() -> None:
+    assert hash_inputs({"b": (1, 2), "a": None}) == hash_inputs({"a": None, "b": [1, 2]})
+    assert hash_inputs({"a": 1}) != hash_inputs({"a": "1"})
+    with pytest.raises(TypeError):
+        hash_inputs({"a": object()})
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PreflightError, match="cannot be made"):
+        WorkDir(tmp_path / "file" / "work").stage("load", "abc")
