@@ -20,6 +20,7 @@ class Operators:
 
     namespace: str
     linear: Callable[..., list[Tensor]]
+    linear_unbiased: Callable[..., list[Tensor]]
     embedding: Callable[..., Tensor]
     tree_attention: Callable[..., Tensor]
     kv_write: Callable[..., None]
@@ -35,6 +36,7 @@ def load_library(path: Path, namespace: str) -> Operators:
     return Operators(
         namespace=namespace,
         linear=loaded.linear.default,
+        linear_unbiased=loaded.linear.unbiased,
         embedding=loaded.embedding.default,
         tree_attention=loaded.tree_attention.default,
         kv_write=loaded.kv_write.default,
@@ -47,6 +49,9 @@ def _register_shapes(namespace: str) -> None:
         x: Tensor, weights: list[Tensor], biases: list[Tensor], sizes: list[int]
     ) -> list[Tensor]:
         return [x.new_empty((*x.shape[:-1], size)) for size in sizes]
+
+    def unbiased(x: Tensor, weights: list[Tensor], sizes: list[int]) -> list[Tensor]:
+        return linear(x, weights, [], sizes)
 
     def embedding(ids: Tensor, weight: Tensor, size: int) -> Tensor:
         return weight.new_empty((*ids.shape, weight.shape[1]), dtype=torch.float32)
@@ -62,3 +67,4 @@ def _register_shapes(namespace: str) -> None:
 
     for shape in (linear, embedding, tree_attention, kv_write, kv_commit):
         torch.library.register_fake(f"{namespace}::{shape.__name__}", shape)
+    torch.library.register_fake(f"{namespace}::linear.unbiased", unbiased)

@@ -264,6 +264,11 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
   }
 }
 
+std::vector<Tensor> linear_unbiased(const Tensor& x, at::TensorList weights,
+                                    at::IntArrayRef sizes) {
+  return linear(x, weights, {}, sizes);
+}
+
 }  // namespace
 
 // TORCH_LIBRARY pastes its first argument, so the namespace has to be expanded before.
@@ -272,6 +277,8 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
 
 YGG_LIBRARY(YGG_NAMESPACE, m) {
   m.def("linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] sizes) -> Tensor[]");
+  // AOTInductor cannot pass an empty list of tensors.
+  m.def("linear.unbiased(Tensor x, Tensor[] weights, int[] sizes) -> Tensor[]");
   m.def("embedding(Tensor ids, Tensor weight, int size) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor length, Tensor positions, "
@@ -282,6 +289,7 @@ YGG_LIBRARY(YGG_NAMESPACE, m) {
 
 YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
   m.impl("linear", &linear);
+  m.impl("linear.unbiased", &linear_unbiased);
   m.impl("embedding", &embedding);
   m.impl("tree_attention", &tree_attention);
   m.impl("kv_write", &kv_write);

@@ -1,0 +1,38 @@
+"""What every stage of one build is given beside its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ygg_kernels.build import BuiltLibrary, build_library
+from yggc.config import BuildConfig
+from yggc.models.checkpoint import Checkpoint, open_checkpoint
+from yggc.models.source import resolve_source
+from yggc.report import Reporter
+from yggc.workdir import WorkDir
+
+
+@dataclass(frozen=True)
+class Context:
+    """Configuration, work directory and reporter of one build, and what is opened at most once in it.
+
+    `folders` holds the output folder of each stage that is done.
+    """
+
+    config: BuildConfig
+    work: WorkDir
+    reporter: Reporter
+    folders: dict[str, Path] = field(default_factory=dict)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The verifier on disk; raises SourceError if it is not whole."""
+        config = self.config
+        return open_checkpoint(resolve_source(config.verifier, self.work, config.verifier_sha256))
+
+    @cached_property
+    def library(self) -> BuiltLibrary:
+        """The operators, compiled for this machine."""
+        return build_library(self.work.root / "operators")

@@ -1,0 +1,447 @@
+"""A Hugging Face model becomes a static, exportable module without any code per architecture.
+
+transformers' modelling code stays the definition of the verifier. Three things are substituted: the attention function,
+the cache layer, and the modules that hold matrices. What cannot be exact is refused by name.
+
+What is covered: decoder-only models whose layers call transformers' attention interface. What is not: encoder-decoder
+models, recurrent layers, rope types that depend on the length of the call, attention with terms the operator lacks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.initialization import no_init_weights
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.pytorch_utils import Conv1D
+
+from yggc.errors import SourceError
+from yggc.models.packing import packed_shape
+from ygg_kernels.ops import Operators
+from yggrt.core.schema import KvLayer
+
+ATTENTION = "ygg_tree"
+PREDICTOR_HIDDEN = 64
+
+# Arguments of the attention interface that change nothing for a decoder at inference, or that arrive by another way.
+_IGNORED_ATTENTION_ARGUMENTS = frozenset(
+    {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "output_attentions"}
+)
+
+
+@dataclass
+class Step:
+    """The inputs of one pass, and what the pass found, shared by all attention modules of one model."""
+
+    operators: Operators
+    length: torch.Tensor | None = None  # [1] int64
+    positions: torch.Tensor | None = None  # [V] int64
+    slots: torch.Tensor | None = None  # [V] int64
+    mask: torch.Tensor | None = None  # [V, V] bool
+    last_hidden_state: torch.Tensor | None = None  # [1, V, hidden_size]
+    num_attended: int = 0
+
+
+def _attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface on top of the tree-attention operator.
+
+    query [1, heads, V, key_dim]; key and value are the whole cache of the layer. Returns [1, V, heads, value_dim].
+    """
+    unknown = {
+        name
+        for name, given in arguments.items()
+        if given is not None and name not in _IGNORED_ATTENTION_ARGUMENTS
+    }
+    if unknown:
+        raise SourceError(
+            f"{type(module).__name__} passes {sorted(unknown)} to its attention, which the operator does not have",
+            "this architecture cannot be decoded exactly; see the list of covered families in docs/architecture.md",
+        )
+    step: Step = module.ygg_step  # type: ignore[assignment]
+    window = int(sliding_window) if sliding_window else 0
+    step.num_attended += 1
+    scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
+    out = step.operators.tree_attention(
+        query,
+        key,
+        value,
+        step.length,
+        step.positions,
+        step.mask,
+        float(scale),
+        window,
+        float(softcap) if softcap else 0.0,
+    )
+    return out, None
+
+
+def _no_mask(*_args: Any, **_arguments: Any) -> None:
+    """The tree mask travels on the step object, so transformers builds none."""
+    return
+
+
+class TreeCacheLayer(CacheLayerMixin):
+    """One layer's preallocated cache: new rows go to the step's slots, the whole tensor comes back."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, step: Step) -> None:
+        super().__init__()
+        self.keys = keys
+        self.values = values
+        self.step = step
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("the cache is allocated by its owner")
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_arguments: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys.index_copy_(2, self.step.slots, key_states)
+        self.values.index_copy_(2, self.step.slots, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        assert self.keys is not None
+        return self.keys.shape[2]
+
+    get_max_cache_shape = get_max_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_max_length(), 0
+
+
+class PackedLinear(nn.Module):
+    """A product with packed weights [ceil(N/16), K, 16]; float32 in and out, one accumulation order."""
+
+    def __init__(
+        self,
+        operators: Operators,
+        num_inputs: int,
+        num_outputs: int,
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.operators = operators
+        self.in_features, self.out_features = num_inputs, num_outputs
+        shape = packed_shape(num_outputs, num_inputs)
+        self.weight = nn.Parameter(
+            torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False
+        )
+        self.bias = (
+            nn.Parameter(torch.empty(num_outputs, device="meta"), requires_grad=False)
+            if bias
+            else None
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = [self.out_features]
+        if self.bias is None:
+            return self.operators.linear_unbiased(x, [self.weight], sizes)[0]
+        return self.operators.linear(x, [self.weight], [self.bias], sizes)[0]
+
+
+class _PackedLookup(nn.Embedding):
+    """Rows of a packed matrix [ceil(vocab/16), hidden, 16], so that a tied matrix is stored once."""
+
+    operators: Operators
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.operators.embedding(ids, self.weight, self.num_embeddings)
+
+
+class RowLayerNorm(nn.Module):
+    """LayerNorm as mean, squared difference, mean: TorchInductor treats `native_layer_norm` of one row differently."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        out = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            out = out * self.weight
+        return out if self.bias is None else out + self.bias
+
+
+class DepthPredictor(nn.Module):
+    """Hazards [V, max_depth] in (0, 1) from hidden rows [V, hidden_size]; its weights are placeholders until trained."""
+
+    def __init__(self, operators: Operators, hidden_size: int, max_depth: int) -> None:
+        super().__init__()
+        self.encode = PackedLinear(operators, hidden_size, PREDICTOR_HIDDEN, bias=True)
+        self.decode = PackedLinear(operators, PREDICTOR_HIDDEN, max_depth, bias=True)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.decode(nn.functional.silu(self.encode(hidden))))
+
+
+def _cache_argument(model: nn.Module) -> str:
+    """transformers renamed the argument that takes the cache within the supported range."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+class StaticForward(nn.Module):
+    """The one graph kind: V rows of a tree at given slots over a visible prefix.
+
+    Inputs: tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill` row [1] int64, then
+    keys and values of every layer, which are written in place. `verify` returns ids [V] int64, logits [V, vocab],
+    hidden [V, hidden_size], hazards [V, max_depth]; `prefill` gives hidden of all rows and the others of row `row`.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, predictor: DepthPredictor, kind: str) -> None:
+        super().__init__()
+        self.verifier, self.predictor = model, predictor
+        self.step, self.kind = step, kind
+        self.cache_argument = _cache_argument(model)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        length: torch.Tensor,
+        mask: torch.Tensor,
+        *rest: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        step = self.step
+        step.length, step.positions, step.slots, step.mask = length, positions, slots, mask
+        row, caches = (rest[0], rest[1:]) if self.kind == "prefill" else (None, rest)
+        layers = [
+            TreeCacheLayer(keys, values, step)
+            for keys, values in zip(caches[::2], caches[1::2], strict=True)
+        ]
+        out = self.verifier(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=True,
+            logits_to_keep=0 if row is None else row,
+            **{self.cache_argument: Cache(layers=layers)},
+        )
+        assert step.last_hidden_state is not None
+        hidden = step.last_hidden_state[0]
+        logits = out.logits[0].float()
+        hazards = self.predictor(hidden if row is None else hidden[row])
+        return logits.argmax(-1), logits, hidden, hazards
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters made inside hold no memory; buffers (rope frequencies) keep their values."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def refuse_inexact(config: Any) -> None:
+    """Raises SourceError for what the static form could only approximate."""
+    kind = config.model_type
+    tip = "see the list of covered families in docs/architecture.md"
+    if getattr(config, "is_encoder_decoder", False):
+        raise SourceError(f"'{kind}' is an encoder-decoder model; a verifier must be decoder-only", tip)
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    foreign = layer_types - {"full_attention", "sliding_attention"}
+    if foreign:
+        raise SourceError(
+            f"'{kind}' has layers of type {sorted(foreign)}; full_attention and sliding_attention are supported",
+            tip,
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        rope_type = part.get("rope_type", part.get("type"))
+        if rope_type in ("dynamic", "longrope"):
+            raise SourceError(
+                f"'{kind}' uses rope type '{rope_type}', whose frequencies depend on the longest position of a call",
+                "such a model cannot be decoded row by row with the same bits; choose a checkpoint with a static rope",
+            )
+    if getattr(config, "use_bidirectional_attention", False) is True:
+        raise SourceError(f"'{kind}' attends in both directions; a verifier must be causal", tip)
+
+
+def _swap(model: nn.Module, operators: Operators, dtype: torch.dtype) -> dict[str, bool]:
+    """Replaces, in place, every module that holds a matrix by its packed form, and every LayerNorm.
+
+    Returns the packed parameters, each with whether the checkpoint stores it transposed.
+    """
+    matrices: dict[str, bool] = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear | Conv1D):
+            transposed = isinstance(module, Conv1D)
+            num_outputs, num_inputs = module.weight.shape[:: -1 if transposed else 1]
+            packed: nn.Module = PackedLinear(
+                operators, num_inputs, num_outputs, module.bias is not None, dtype
+            )
+            matrices[f"{name}.weight"] = transposed
+        elif isinstance(module, nn.LayerNorm):
+            packed = RowLayerNorm(module)
+        else:
+            continue
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, packed)
+    # A subclass may scale what it looks up, so the class is extended in front of nn.Embedding rather than replaced.
+    lookup = model.get_input_embeddings()
+    kind = type(lookup)
+    bases = (_PackedLookup,) if kind is nn.Embedding else (kind, _PackedLookup)
+    shape = packed_shape(*lookup.weight.shape)
+    lookup.__class__ = type(f"Packed{kind.__name__}", bases, {})
+    lookup.operators = operators
+    lookup.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+    matrices |= {
+        f"{name}.weight": False for name, module in model.named_modules() if module is lookup
+    }
+    return matrices
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A skeleton whose parameters hold no values, and what the weights and the runtime must know of it.
+
+    `matrices` maps each packed parameter to whether the checkpoint stores it transposed ([K, N]); `tied` maps an alias
+    to the parameter it shares. All names are those of the transformers model.
+    """
+
+    model: nn.Module
+    step: Step
+    predictor: DepthPredictor
+    config: Any
+    matrices: dict[str, bool]
+    tied: dict[str, str]
+    kv_layers: tuple[KvLayer, ...]
+
+    def static_forward(self, kind: str) -> StaticForward:
+        """The module that is exported for `kind`."""
+        return StaticForward(self.model, self.step, self.predictor, kind).eval()
+
+
+def load_config(config_json: dict[str, Any]) -> Any:
+    """A transformers configuration from its JSON form, with none of this process's state shared."""
+    fields = {k: v for k, v in config_json.items() if k not in ("transformers_version", "model_type")}
+    return AutoConfig.for_model(config_json["model_type"], **fields)
+
+
+def _observe_cache(
+    model: nn.Module, step: Step, num_layers: int, argument: str
+) -> tuple[KvLayer, ...]:
+    """Cache shapes of every layer, seen in a one-row call; raises SourceError if a layer attends some other way."""
+    seen: list[KvLayer] = []
+
+    class Observer(TreeCacheLayer):
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_more: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            heads, key_dim, value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+            seen.append(KvLayer(num_heads=heads, key_dim=key_dim, value_dim=value_dim))
+            return key_states, value_states
+
+    empty = torch.empty(1, 1, 1, 1)
+    ones = torch.zeros(1, dtype=torch.int64)
+    step.length, step.positions, step.slots = ones, ones, ones
+    step.mask = torch.ones(1, 1, dtype=torch.bool)
+    step.num_attended = 0
+    layers = [Observer(empty, empty, step) for _ in range(num_layers)]
+    model(ones[None], position_ids=ones[None], use_cache=True, **{argument: Cache(layers=layers)})
+    if not len(seen) == step.num_attended == num_layers:
+        raise SourceError(
+            f"{step.num_attended} of {num_layers} layers use transformers' attention interface and "
+            f"{len(seen)} its cache",
+            "this architecture has layers of another kind and cannot be decoded exactly",
+        )
+    return tuple(seen)
+
+
+def _build(config: Any) -> nn.Module:
+    with no_init_weights(), _parameters_on_meta():
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=ATTENTION, dtype=torch.float32
+        ).eval()
+
+
+def _give_addresses(module: nn.Module) -> None:
+    """Gives meta parameters memory that is reserved and never touched, keeping shared ones shared.
+
+    Fake tensors would do for export, but Inductor takes two constants of one shape for the same if their addresses
+    are equal, and fake tensors all lie at 0.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                data = torch.empty(parameter.shape, dtype=parameter.dtype)
+                made[id(parameter)] = nn.Parameter(data, requires_grad=False)
+            owner._parameters[name] = made[id(parameter)]
+
+
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """Alias -> owner for parameters that share one tensor."""
+    owners: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = owners.setdefault(id(parameter), name)
+        if owner != name:
+            tied[name] = owner
+    return tied
+
+
+def adapt(config_json: dict[str, Any], operators: Operators, max_depth: int, weight_dtype: str) -> Adapted:
+    """The adapted skeleton of a model; raises SourceError for an architecture that cannot be exact."""
+    config = load_config(config_json)
+    refuse_inexact(config)
+    AttentionInterface.register(ATTENTION, _attend)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    model = _build(config)
+    model.tie_weights()
+    tied = _tied_names(model)
+    matrices = _swap(model, operators, getattr(torch, weight_dtype))
+    for alias, owner in tied.items():
+        parent, _, child = alias.rpartition(".")
+        setattr(model.get_submodule(parent), child, model.get_parameter(owner))
+    step = Step(operators)
+    for module in model.modules():
+        module.ygg_step = step  # type: ignore[assignment]
+    model.get_decoder().register_forward_hook(
+        lambda _module, _inputs, out: setattr(step, "last_hidden_state", out.last_hidden_state)
+    )
+    with torch.device("meta"):
+        predictor = DepthPredictor(operators, config.hidden_size, max_depth)
+    _give_addresses(model)
+    _give_addresses(predictor)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        kv_layers = _observe_cache(
+            model, step, config.num_hidden_layers, _cache_argument(model)
+        )
+    return Adapted(model, step, predictor, config, matrices, tied, kv_layers)

@@ -1,0 +1,77 @@
+"""Passes over an exported graph: join products that share an input, and refuse products outside our operators."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ygg_kernels.ops import Operators
+from yggc.errors import SourceError
+
+# aten products whose accumulation order over the contracted dimension depends on the number of rows.
+_PRODUCTS = frozenset(
+    {
+        "aten::addmm",
+        "aten::baddbmm",
+        "aten::bmm",
+        "aten::einsum",
+        "aten::linear",
+        "aten::matmul",
+        "aten::mm",
+        "aten::_grouped_mm",
+        "aten::scaled_dot_product_attention",
+        "aten::layer_norm",
+        "aten::native_layer_norm",
+    }
+)
+
+
+def _contracted_size(node: Node) -> int:
+    left = node.args[0]
+    value = left.meta.get("val") if isinstance(left, Node) else None
+    return int(value.shape[-1]) if isinstance(value, torch.Tensor) and value.dim() else 0
+
+
+def refuse_foreign_products(program: ExportedProgram) -> None:
+    """Raises SourceError if a row's bits could depend on how many rows the call has (a contraction over 1 cannot)."""
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            continue
+        name = node.target._schema.name
+        if name in _PRODUCTS and _contracted_size(node) != 1:
+            raise SourceError(
+                f"the model computes {name} outside its linear layers (at '{node.name}')",
+                "its result would depend on the number of rows; this architecture is not covered",
+            )
+
+
+def join_linears(program: ExportedProgram, operators: Operators) -> int:
+    """Replaces single products of one input (q/k/v, gate/up) by one call; returns how many calls it saved."""
+    graph = program.graph
+    groups: dict[tuple[Node, object], list[Node]] = {}
+    for node in graph.nodes:
+        if node.target in (operators.linear, operators.linear_unbiased):
+            groups.setdefault((node.args[0], node.target), []).append(node)
+    saved = 0
+    for (source, target), nodes in groups.items():
+        if len(nodes) == 1:
+            continue
+        saved += len(nodes) - 1
+        lists = [[item for node in nodes for item in node.args[i]] for i in range(1, len(nodes[0].args))]
+        # Weights are inputs of the graph, so the first product's place is late enough for all.
+        with graph.inserting_before(nodes[0]):
+            joined = graph.call_function(target, (source, *lists))
+            joined.meta["val"] = [value for node in nodes for value in node.meta["val"]]
+            outputs = [graph.call_function(operator.getitem, (joined, i)) for i in range(len(nodes))]
+        for node, output in zip(nodes, outputs, strict=True):
+            output.meta["val"] = node.meta["val"][0]
+            for user in list(node.users):
+                user.replace_all_uses_with(output)
+                graph.erase_node(user)
+            graph.erase_node(node)
+    graph.lint()
+    program.graph_module.recompile()
+    return saved

@@ -1,0 +1,108 @@
+"""freeze: the compiled graphs stand against the eager model, and golden outputs are recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from yggc.context import Context
+from yggc.errors import StageError
+from yggc.models.adapt import adapt
+from yggc.models.weights import weight_name
+from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
+from yggc.stages.graphs import BoundGraphs, bind_graphs
+from yggc.stages.load import Loaded
+from yggc.stages.profile import Profile
+from yggc.stages.search import Searched, calibration_ids, decode
+from ygg_kernels.ops import load_library
+from yggrt.core.schema import Golden, GraphSpec, Record
+from yggrt.core.spec import parse_tree_spec
+from yggrt.core.tree import TokenTree
+from yggrt.drafters.ngram import NgramDrafter
+from yggrt.engine import Engine
+from yggrt.gate import OpenGate
+from yggrt.kv import KvCache
+from yggrt.weights import map_file, view
+
+NUM_GOLDEN = 3
+GOLDEN_TOKENS = 24
+# Share of the largest logit by which compiled and eager glue may differ: rounding, never another result.
+TOLERANCE = 1e-4
+
+
+class Frozen(Record, frozen=True):
+    """The graphs to ship and what plain decoding said to the golden prompts."""
+
+    graphs: tuple[GraphSpec, ...]
+    golden: tuple[Golden, ...]
+    max_difference: float
+
+
+def key(
+    context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profile, searched: Searched
+) -> Any:
+    return [loaded, adapted, profile, searched]
+
+
+def run(
+    context: Context,
+    out: Path,
+    loaded: Loaded,
+    adapted: AdaptedModel,
+    profile: Profile,
+    searched: Searched,
+) -> Frozen:
+    bound = bind_graphs(context, loaded, adapted, context.folders["adapt"])
+    torch.set_num_threads(context.config.threads)
+    prompts = calibration_ids(context, loaded, adapted)[:NUM_GOLDEN]
+    difference = _check_against_eager(context, loaded, adapted, bound, prompts[0])
+    acceptance = searched.schedule.drafter.acceptance
+    engine = Engine(
+        bound.graphs, bound.graphs.new_cache(), NgramDrafter(len(acceptance), acceptance),
+        parse_tree_spec("plain"), lambda rows: 1.0, 0.0, OpenGate(),
+    )  # fmt: skip
+    ends = set(loaded.eos_ids)
+    golden = tuple(
+        Golden(
+            prompt_ids=tuple(prompt),
+            output_ids=tuple(decode(engine, prompt, GOLDEN_TOKENS, ends)),
+        )
+        for prompt in prompts
+    )
+    return Frozen(graphs=bound.specs, golden=golden, max_difference=difference)
+
+
+def _check_against_eager(
+    context: Context,
+    loaded: Loaded,
+    adapted: AdaptedModel,
+    bound: BoundGraphs,
+    prompt: list[int],
+) -> float:
+    """Largest difference of a logit, as a share of the largest; raises StageError above the tolerance."""
+    library = context.library
+    operators = load_library(library.path, library.namespace)
+    eager = adapt(loaded.config, operators, adapted.model.max_depth, loaded.dtype)
+    module = eager.static_forward("verify")
+    path = context.folders["adapt"] / WEIGHTS_FILE
+    storage = map_file(path, path.stat().st_size)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        parameter.data = view(storage, adapted.weights[weight_name(adapted.tied, name)])
+    rows = min(len(prompt), bound.graphs.row_counts[-1])
+    chain = TokenTree(tuple(prompt[:rows]), tuple(range(-1, rows - 1)), (1.0,) * rows)
+    out = bound.graphs.verify(bound.graphs.new_cache(), chain, 0)
+    each = torch.arange(rows)
+    inputs = (torch.tensor(chain.tokens), each, each, torch.tensor([0]))
+    mask = torch.tril(torch.ones(rows, rows, dtype=torch.bool))
+    with torch.no_grad():
+        _, logits, _, _ = module(*inputs, mask, *KvCache(adapted.model).tensors)
+    difference = float((logits - out.logits).abs().max() / logits.abs().max())
+    if not difference <= TOLERANCE:
+        raise StageError(
+            f"compiled graphs differ from the eager model by {difference:.1e} of the largest logit, "
+            f"wanted at most {TOLERANCE:.0e}",
+            "this is a defect of the compiler; please report the model's config.json",
+        )
+    return difference

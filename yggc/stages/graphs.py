@@ -1,0 +1,193 @@
+"""Compiled graphs of a build: made once per content hash in parallel processes, opened over the packed weights.
+
+Not a stage of its own: profile times what is made here, freeze checks it and pack ships it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from yggc import errors
+from yggc.aot import GRAPH_FOLDER, CompiledGraph, GraphJob, compiler_digest
+from yggc.context import Context
+from yggc.errors import StageError
+from yggc.models.weights import weight_name
+from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
+from yggc.stages.load import Loaded
+from yggrt.core.errors import YggError
+from yggrt.core.schema import GraphSpec
+from yggrt.graphs import AotGraphs
+from yggrt.weights import map_file, view
+
+COMPILED_FILE = "compiled.json"
+CONSTANTS_FILE = "constants.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltGraph:
+    """A compiled graph in its folder, with the values that it brings itself."""
+
+    job: GraphJob
+    folder: Path
+    compiled: CompiledGraph
+    own: dict[str, torch.Tensor]
+
+    def spec(self, constants: dict[str, str]) -> GraphSpec:
+        """The manifest's record; members lie below `code/graphs/<name>/`."""
+        member = f"code/graphs/{self.job.name}/{GRAPH_FOLDER}/graph.wrapper"
+        return GraphSpec(
+            name=self.job.name,
+            kind=self.job.kind,
+            min_rows=self.job.min_rows,
+            max_rows=self.job.max_rows,
+            library=f"{member}.so",
+            calls=f"{member}.json",
+            metadata=f"{member}_metadata.json",
+            inputs=self.compiled.inputs,
+            outputs=self.compiled.outputs,
+            constants=constants,
+        )
+
+
+def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[GraphJob]:
+    """The graphs that the configuration asks for; names are no prefixes of each other."""
+    config = context.config
+    rows: list[tuple[Literal["verify", "prefill"], int, int]]
+    if config.graphs == "dynamic":
+        rows = [("verify", 1, 1), ("verify", 2, config.buckets[-1])]
+    else:
+        rows = [("verify", bucket, bucket) for bucket in config.buckets]
+    rows.append(("prefill", config.prefill_rows, config.prefill_rows))
+    return [
+        GraphJob(
+            name=f"{kind}_{highest:03d}",
+            kind=kind,
+            min_rows=lowest,
+            max_rows=highest,
+            config=loaded.config,
+            num_slots=adapted.model.num_slots,
+            max_depth=adapted.model.max_depth,
+            weight_dtype=adapted.model.weight_dtype,
+            operators=str(context.library.path.absolute()),
+            namespace=context.library.namespace,
+            torch_version=version("torch"),
+            transformers_version=version("transformers"),
+            compiler_digest=compiler_digest(),
+        )
+        for kind, lowest, highest in rows
+    ]
+
+
+def build_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[BuiltGraph]:
+    """All graphs, those compiled before taken from the work directory; raises what the compile raised."""
+    jobs = graph_jobs(context, loaded, adapted)
+    stages = [context.work.stage("graph", job.key) for job in jobs]
+    missing = [(job, stage) for job, stage in zip(jobs, stages, strict=True) if not stage.done]
+    if missing:
+        # The largest first: the last one to finish should be a short one.
+        missing.sort(key=lambda pair: -pair[0].max_rows)
+        with (
+            context.reporter.stage("compile graphs", total=len(missing)) as progress,
+            ThreadPoolExecutor(context.config.jobs) as pool,
+        ):
+            futures = {
+                pool.submit(stage.ensure, lambda out, job=job: _compile(job, out)): job
+                for job, stage in missing
+            }
+            try:
+                for future in as_completed(futures):
+                    future.result()
+                    progress.advance(1, futures[future].name)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return [_open(job, stage.ensure(_never)) for job, stage in zip(jobs, stages, strict=True)]
+
+
+def _never(_out: Path) -> None:
+    raise AssertionError("the graph was compiled above")
+
+
+def _open(job: GraphJob, folder: Path) -> BuiltGraph:
+    compiled = msgspec.json.decode((folder / COMPILED_FILE).read_bytes(), type=CompiledGraph)
+    return BuiltGraph(job, folder, compiled, torch.load(folder / CONSTANTS_FILE))
+
+
+def _compile(job: GraphJob, out: Path) -> None:
+    """One compile in a process of its own; Inductor keeps state that two graphs must not share."""
+    job_file = out / "job.json"
+    job_file.write_bytes(msgspec.json.encode(job))
+    command = [sys.executable, "-m", "yggc.aot", str(job_file), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    error_file = out / "error.json"
+    if error_file.exists():
+        fields = msgspec.json.decode(error_file.read_bytes())
+        kind: type[YggError] = getattr(errors, fields["kind"], StageError)
+        raise kind(fields["message"], fields["tip"])
+    if done.returncode != 0:
+        raise StageError(
+            f"graph '{job.name}': its compile process ended with status {done.returncode}: "
+            f"{(done.stderr.strip().splitlines() or ['no output'])[-1]}",
+            "if the machine ran out of memory, build with --jobs 1",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGraphs:
+    """Graphs over mapped weights, and the table behind them: per graph, its constant's name in the weight table."""
+
+    graphs: AotGraphs
+    specs: tuple[GraphSpec, ...]
+    own: dict[str, torch.Tensor]
+
+
+def bind_graphs(
+    context: Context, loaded: Loaded, adapted: AdaptedModel, adapted_folder: Path
+) -> BoundGraphs:
+    """The graphs of a build, ready to run."""
+    built = build_graphs(context, loaded, adapted)
+    path = adapted_folder / WEIGHTS_FILE
+    storage = map_file(path, path.stat().st_size)
+    own: dict[str, torch.Tensor] = {}
+    parts = []
+    for graph in built:
+        table = dict(_constant_table(graph, adapted, own))
+        tensors = {
+            constant: own[name] if name in own else view(storage, adapted.weights[name])
+            for constant, name in table.items()
+        }
+        parts.append((graph.spec(table), graph.folder, tensors))
+    operators = getattr(torch.ops, context.library.namespace)
+    if not hasattr(operators, "linear"):
+        torch.ops.load_library(str(context.library.path))
+    graphs = AotGraphs(adapted.model, parts, operators)
+    return BoundGraphs(graphs, tuple(spec for spec, _, _ in parts), own)
+
+
+def _constant_table(
+    graph: BuiltGraph, adapted: AdaptedModel, own: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, str]]:
+    """(graph's name, name in the weight table); adds the graph's own values to `own`, equal ones once."""
+    for constant in graph.compiled.constants:
+        name = weight_name(adapted.tied, constant)
+        if constant in graph.own:
+            value = graph.own[constant].contiguous()
+            if name in own and not torch.equal(own[name], value):
+                name = f"{graph.job.name}.{name}"
+            own[name] = value
+        elif name not in adapted.weights:
+            raise StageError(
+                f"graph '{graph.job.name}' wants the constant '{constant}', which no weight provides",
+                "the model builds a tensor in a way that is not supported",
+            )
+        yield constant, name

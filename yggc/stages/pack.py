@@ -1,0 +1,85 @@
+"""pack: everything into one file, all or nothing."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from yggc.context import Context
+from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
+from yggc.stages.freeze import Frozen
+from yggc.stages.graphs import bind_graphs, build_graphs
+from yggc.stages.load import TOKENIZER_MEMBER, Loaded
+from yggc.stages.profile import Profile
+from yggc.stages.search import Searched
+from yggrt import __version__
+from yggrt.bundle import WeightSource, write_bundle
+from yggrt.core.schema import FORMAT_VERSION, Manifest
+from yggrt.weights import map_file, tensor_chunks, view
+
+OPERATORS_MEMBER = "code/operators.so"
+BENCH_MEMBER = "bench.jsonl"
+
+
+def run(
+    context: Context,
+    loaded: Loaded,
+    adapted: AdaptedModel,
+    profile: Profile,
+    searched: Searched,
+    frozen: Frozen,
+) -> Manifest:
+    """Writes the bundle to `config.output` and returns its manifest."""
+    config = context.config
+    members: dict[str, Path | bytes] = {
+        OPERATORS_MEMBER: context.library.path,
+        BENCH_MEMBER: (files("ygg_artifacts.prompts") / BENCH_MEMBER).read_bytes(),
+    }
+    for graph, spec in zip(build_graphs(context, loaded, adapted), frozen.graphs, strict=True):
+        root = f"code/graphs/{spec.name}/"
+        for member in (spec.library, spec.calls, spec.metadata):
+            members[member] = graph.folder / member.removeprefix(root)
+    if loaded.text.tokenizer:
+        members[TOKENIZER_MEMBER] = context.folders["load"] / TOKENIZER_MEMBER
+    own = bind_graphs(context, loaded, adapted, context.folders["adapt"]).own
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        built_by=f"yggc {__version__}",
+        name=config.name,
+        exactness="bitwise",
+        target=profile.target,
+        model=adapted.model,
+        sources=(loaded.source,),
+        operators=OPERATORS_MEMBER,
+        operator_namespace=context.library.namespace,
+        graphs=frozen.graphs,
+        weights={},
+        latency=profile.latency,
+        schedule=searched.schedule,
+        text=loaded.text,
+        golden=frozen.golden,
+        bench_prompts=BENCH_MEMBER,
+        members={},
+        config=config.packable(),
+    )
+    return write_bundle(Path(config.output), manifest, _weights(context, adapted, own), members)
+
+
+def _weights(
+    context: Context, adapted: AdaptedModel, own: dict[str, torch.Tensor]
+) -> list[WeightSource]:
+    """Packed weights as views of the file they were written to, then the graphs' own values."""
+    path = context.folders["adapt"] / WEIGHTS_FILE
+    storage = map_file(path, path.stat().st_size)
+    tensors = {name: view(storage, spec) for name, spec in adapted.weights.items()} | own
+    return [
+        WeightSource(
+            name,
+            str(tensor.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+            tuple(tensor.shape),
+            lambda tensor=tensor: tensor_chunks(tensor),
+        )
+        for name, tensor in tensors.items()
+    ]

@@ -1,0 +1,60 @@
+"""Times compiled graphs as the engine calls them: the compiler's profile and the runtime's measurements share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+from time import perf_counter
+from typing import NamedTuple
+
+from yggrt.core.passes import Graphs
+from yggrt.core.tree import TokenTree
+
+
+class Timing(NamedTuple):
+    """Median and interquartile range of one pass, in seconds. `prefill` or `verify` over `rows` rows."""
+
+    kind: str
+    rows: int
+    context: int
+    median_s: float
+    spread_s: float
+
+
+def time_graphs(
+    graphs: Graphs,
+    row_counts: Sequence[int],
+    contexts: Sequence[int],
+    num_rounds: int,
+    on_pass: Callable[[], None] = lambda: None,
+) -> list[Timing]:
+    """Times a verify pass at each row count and a full prefill pass, over prefixes of the given lengths.
+
+    The calls take turns, so that a slow spell of the machine falls on all of them; the first round is warm-up.
+    `on_pass` is called after every pass.
+    """
+    cache = graphs.new_cache()
+    calls: dict[tuple[str, int, int], Callable[[], object]] = {}
+    for context in contexts:
+        for rows in row_counts:
+            tree = TokenTree((0,) * rows, tuple(range(-1, rows - 1)), (1.0,) * rows)
+            calls["verify", rows, context] = lambda tree=tree, context=context: graphs.verify(
+                cache, tree, context
+            )
+        tokens = (0,) * graphs.prefill_rows
+        calls["prefill", graphs.prefill_rows, context] = (
+            lambda tokens=tokens, context=context: graphs.prefill(cache, tokens, context)
+        )
+    seconds: dict[tuple[str, int, int], list[float]] = {key: [] for key in calls}
+    for turn in range(num_rounds + 1):
+        for key, call in calls.items():
+            start = perf_counter()
+            call()
+            if turn:
+                seconds[key].append(perf_counter() - start)
+            on_pass()
+    timings = []
+    for (kind, rows, context), taken in seconds.items():
+        low, _, high = quantiles(taken, n=4) if len(taken) > 1 else (taken[0],) * 3
+        timings.append(Timing(kind, rows, context, median(taken), high - low))
+    return timings
