@@ -69,11 +69,10 @@ def start_session(
     from yggrt.graphs import AotGraphs
 
     torch.set_num_threads(num_threads)
-    drafter = schedule.drafter
     return Session(
         Parts(
             graphs=AotGraphs.from_bundle(bundle, unpacked),
-            make_drafter=lambda: NgramDrafter(drafter.max_match, drafter.acceptance),
+            drafter=NgramDrafter(schedule.drafter),
             latency=verify_latency(
                 manifest.latency, [g.name for g in manifest.graphs if g.kind == "verify"]
             ),

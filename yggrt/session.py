@@ -78,7 +78,7 @@ class Parts:
     """
 
     graphs: Graphs
-    make_drafter: Callable[[], Drafter]
+    drafter: Drafter
     latency: Callable[[int], float]
     rest_s: float
 
@@ -243,7 +243,7 @@ class Session:
             # verified.
             latency = parts.latency if gated else lambda num_rows: 1.0
             self._engine = Engine(
-                parts.graphs, self._cache, parts.make_drafter(), spec, latency, parts.rest_s, gate
+                parts.graphs, self._cache, parts.drafter, spec, latency, parts.rest_s, gate
             )
             self._engine_key = (spec, gated)
         return self._engine
