@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from yggrt import __version__
 from yggrt.core.errors import RequestError
+from yggrt.run import choose_chat, note_statistics, parse_ids, show, system_messages, talk, to_json
 from yggrt.terminal import (
     INTERRUPTED,
     Interrupt,
     note,
     progress,
-    report_error,
     reports_errors,
     warn,
 )
 
 if TYPE_CHECKING:
-    from yggrt.session import Completion, Options, Piece, Session
-    from yggrt.template import Message
+    from yggrt.session import Options, Session
 
 app = typer.Typer(
     name="yggrt",
@@ -134,16 +132,16 @@ def run(
         prompt = decode_utf8(sys.stdin.buffer.read(), "stdin")
     if prompt == "":
         raise RequestError("the prompt is empty", "give a prompt of at least one character")
-    prompt_ids = _parse_ids(ids) if ids is not None else None
+    prompt_ids = parse_ids(ids) if ids is not None else None
     session = _load(file, threads, cache_dir, tree)
     options: Options = {"max_tokens": max_tokens, "stop": stop or (), "plain": plain}
-    use_chat = _use_chat(session, chat, system, prompt_ids is not None)
+    use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
         if not use_chat:
             raise RequestError(
                 "a conversation needs a chat template", "give a prompt with --prompt TEXT"
             )
-        _talk(session, system, options, stats)
+        talk(session, system, options, stats)
         return
     with Interrupt() as interrupt:
         options["cancelled"] = interrupt.requested
@@ -151,14 +149,14 @@ def run(
             stream = session.stream(prompt_ids, **options)
         elif use_chat:
             user = {"role": "user", "content": prompt or ""}
-            stream = session.stream_chat([*_system(system), user], **options)
+            stream = session.stream_chat([*system_messages(system), user], **options)
         else:
             stream = session.stream(prompt or "", **options)
-        done = _show(session, stream, quiet=as_json)
+        done = show(session, stream, quiet=as_json)
     if as_json:
-        print(json.dumps(_result(done)))
+        print(json.dumps(to_json(done)))
     if stats:
-        _note_statistics(done)
+        note_statistics(done)
     elif not as_json:
         note(done.stats.line())
     if done.finish_reason == "cancelled":
@@ -293,97 +291,3 @@ def _load(file: Path, threads: int | None, cache_dir: Path | None, tree: str | N
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
         return start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
-
-
-def _parse_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise RequestError(
-            f"--ids is {text!r}, wanted whole numbers with commas", 'as in --ids "1,2,3"'
-        ) from None
-
-
-def _use_chat(session: Session, chat: bool | None, system: str | None, with_ids: bool) -> bool:
-    has_chat = session.text is not None and session.text.has_chat
-    if with_ids and (chat or system):
-        raise RequestError("--ids takes no --chat and no --system", "leave them out")
-    if chat and not has_chat:
-        raise RequestError("--chat is given and this bundle has no chat template", "use --no-chat")
-    use_chat = has_chat if chat is None else chat
-    if system and not use_chat:
-        raise RequestError(
-            "--system is given and the prompt is no chat", "leave it out, or use --chat"
-        )
-    return use_chat and not with_ids
-
-
-def _show(session: Session, stream: Iterable[Piece], *, quiet: bool = False) -> Completion:
-    """Prints the output as it comes, or its ids if there is no text, and a line end after it."""
-    last = ""
-    for piece in stream:
-        has_text = session.text is not None
-        text = piece.text if has_text else "".join(f"{token_id}," for token_id in piece.ids)
-        if not quiet:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        last = text or last
-    if not quiet and not last.endswith("\n"):
-        print(flush=True)
-    assert session.last is not None, "a stream that was read to its end"
-    return session.last
-
-
-def _system(system: str | None) -> list[dict[str, str]]:
-    return [{"role": "system", "content": system}] if system else []
-
-
-def _result(done: Completion) -> dict[str, Any]:
-    stats = done.stats
-    return {
-        "text": done.text,
-        "ids": done.ids,
-        "prompt_ids": done.prompt_ids,
-        "finish_reason": done.finish_reason,
-        "num_tokens": stats.num_tokens,
-        "num_passes": stats.num_passes,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "tpot_ms": stats.tpot_ms,
-        "ttft_ms": stats.ttft_ms,
-    }
-
-
-def _talk(session: Session, system: str | None, options: Options, stats: bool) -> None:
-    """The conversation on this terminal, with line editing."""
-    import readline  # noqa: F401 - `input` edits lines once it is imported
-
-    from yggrt.chat import converse
-
-    def answer(messages: list[Message]) -> Completion:
-        with Interrupt() as interrupt:
-            options["cancelled"] = interrupt.requested
-            done = _show(session, session.stream_chat(messages, **options))
-        if stats or done.finish_reason == "cancelled":
-            note(done.stats.line())
-        return done
-
-    converse(lambda: input("> "), answer, note, report_error, _system(system))
-
-
-def _note_statistics(done: Completion) -> None:
-    stats = done.stats
-    note(stats.line())
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in stats.stage_share.items())
-    accepted = ", ".join(f"{num}: {count}" for num, count in stats.accepted_histogram.items())
-    note(
-        f"prompt: {stats.num_prompt_tokens} tokens, {stats.num_reused_tokens} reused, "
-        f"prefill {stats.prefill_ms:.1f} ms"
-    )
-    note(
-        f"passes: {stats.num_passes}, {stats.num_plain_passes} plain, "
-        f"{stats.num_gated_passes} gated, {stats.num_rows} rows"
-    )
-    note(
-        f"drafts accepted: {stats.accepted}, alpha {stats.alpha:.2f}; passes by number: {accepted}"
-    )
-    note(f"time: {shares}")
