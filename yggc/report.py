@@ -151,7 +151,7 @@ class Reporter:
 
     def line(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(escape(text), soft_wrap=True)
+            self.console.print(escape(text), soft_wrap=True, highlight=False)
 
 
 def print_result(result: BuildResult, as_json: bool) -> None:
