@@ -1,4 +1,4 @@
-"""What `yggrt run` does with a loaded session: prints an answer, its statistics, a conversation."""
+"""What `yggrt run` does with a session: prints an answer, its statistics, a conversation."""
 
 from __future__ import annotations
 
