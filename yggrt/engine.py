@@ -215,9 +215,7 @@ class Engine:
         stats.num_tests += accepted.num_tests
         stats.accepted_histogram[num_accepted] += 1
         stats.rows_histogram[tree.num_nodes] += 1
-        pass_s = self._rest_s + self._seconds[tree.num_nodes]
-        plain_s = self._rest_s + self._seconds[1]
-        self._gate.record(sum(tree.scores[1:]), num_accepted, pass_s / plain_s)
+        self._gate.record(sum(tree.scores[1:]), num_accepted)
 
     @contextmanager
     def _timed(self, stage: Stage) -> Iterator[None]:

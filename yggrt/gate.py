@@ -1,6 +1,6 @@
-"""The gate: stops drafting where trees cost more than they bring, and tries again later.
+"""The gate: how far to trust the drafter, from what it promised and what came of it.
 
-Works on predicted costs, not on a clock, so the same tokens always give the same decisions.
+Works on tokens, not on a clock, so the same tokens always give the same decisions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Gate(Protocol):
-    """Says before each pass whether to draft, and hears after it what came out."""
+    """Says before each pass whether to draft and how far to trust, and hears after it what came out."""
 
     @property
     def is_open(self) -> bool:
@@ -19,16 +19,15 @@ class Gate(Protocol):
 
     @property
     def trust(self) -> float:
-        """Factor on the drafter's path probabilities, from what they promised and what came."""
+        """Factor on the drafter's path probabilities."""
         ...
 
     def reset(self) -> None:
         """Forgets everything: a new prompt."""
         ...
 
-    def record(self, expected: float, num_accepted: int, cost: float) -> None:
-        """One pass: the accepted tokens promised and got, and its time in units of a plain
-        pass."""
+    def record(self, expected: float, accepted: int) -> None:
+        """One pass: drafted tokens that it was expected to accept (0 for a plain pass), and did."""
         ...
 
 
@@ -41,62 +40,58 @@ class OpenGate:
     def reset(self) -> None:
         return
 
-    def record(self, expected: float, num_accepted: int, cost: float) -> None:
+    def record(self, expected: float, accepted: int) -> None:
         return
 
 
 @dataclass(slots=True)
 class RunningGate:
-    """Weighs what recent trees gained against what they cost, both in plain passes.
+    """Trust is accepted over expected tokens of recent passes, as if `prior` of `prior` had been accepted before.
 
-    A tree pass gains its tokens less its cost. The balance of recent gains starts at `patience`;
-    below zero the gate closes for `first_pause` plain passes, and for twice as many each time that
-    trees fail again, up to `max_pause`.
-    A positive balance after a pause sets the pause back.
-    Trust is accepted over promised tokens of recent trees, with `prior` tokens of either assumed.
+    A lower trust makes smaller trees the better choice, and in the end plain passes. Evidence fades by `memory` with
+    each tree pass and by `idle_memory` with each plain one, so distrust does not last for ever. Below `floor` the gate
+    closes for `first_pause` passes and then lets trees be tried; each time that they fail again it closes for twice
+    as long, up to `max_pause`.
+
+    With a useless drafter, trees that cost up to twice a plain pass lose some two passes per prompt in all.
     """
 
-    patience: float = 1.0
-    memory: float = 0.9
-    prior: float = 4.0
-    first_pause: int = 16
+    prior: float = 2.0
+    memory: float = 0.95
+    idle_memory: float = 0.99
+    floor: float = 0.25
+    first_pause: int = 8
     max_pause: int = 256
-    _balance: float = field(init=False, default=0.0)
     _expected: float = field(init=False, default=0.0)
     _accepted: float = field(init=False, default=0.0)
-    _pause: int = field(init=False, default=0)
-    _wait: int = field(init=False, default=0)
+    _next_pause: int = field(init=False, default=0)
+    _passes_closed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._balance = self.patience
         self._expected = self._accepted = 0.0
-        self._pause = self.first_pause
-        self._wait = 0
+        self._next_pause = self.first_pause
+        self._passes_closed = 0
 
     @property
     def is_open(self) -> bool:
-        return self._wait == 0
+        return self._passes_closed == 0
 
     @property
     def trust(self) -> float:
         return min(1.0, (self._accepted + self.prior) / (self._expected + self.prior))
 
-    def record(self, expected: float, num_accepted: int, cost: float) -> None:
-        if self._wait:
-            self._wait -= 1
+    def record(self, expected: float, accepted: int) -> None:
+        if self._passes_closed:
+            self._passes_closed -= 1
             return
-        self._expected = self.memory * self._expected + expected
-        self._accepted = self.memory * self._accepted + num_accepted
-        if not expected:
-            return
-        self._balance = min(self.memory * self._balance + 1 + num_accepted - cost, self.patience)
-        if self._balance < 0:
-            self._wait = self._pause
-            self._pause = min(2 * self._pause, self.max_pause)
-            self._balance = 0.0
-            self._expected = self._accepted = 0.0
-        elif num_accepted:
-            self._pause = self.first_pause
+        memory = self.memory if expected else self.idle_memory
+        self._expected = memory * self._expected + expected
+        self._accepted = memory * self._accepted + accepted
+        if expected and self.trust < self.floor:
+            self._passes_closed = self._next_pause
+            self._next_pause = min(2 * self._next_pause, self.max_pause)
+        elif accepted:
+            self._next_pause = self.first_pause

@@ -157,12 +157,16 @@ class LatencyPoint(Record, frozen=True):
 
 
 class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
-    """Suffix matches in prompt and output. `acceptance[m][r]`: measured share of positions at
-    which the candidate of
-    rank r is the verifier's choice when the longest match has m + 1 tokens."""
+    """Suffix matches in prompt and output, then in `corpus`: texts that the verifier wrote at
+    build time. `acceptance[m][c]`: measured share of positions at which the verifier's choice is
+    among the tokens that matches of m + 1 tokens name, c being the kind of evidence (columns of
+    `yggrt.drafters.ngram`); `corpus_acceptance` is the same for matches in the corpus, one row per
+    match length, empty without a corpus."""
 
     max_match: int
     acceptance: tuple[tuple[float, ...], ...]
+    corpus: tuple[tuple[int, ...], ...] = ()
+    corpus_acceptance: tuple[tuple[float, ...], ...] = ()
 
 
 class TreeSpec(Record, frozen=True):

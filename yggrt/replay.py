@@ -1,0 +1,92 @@
+"""Replay: the engine over recorded outputs in place of a model.
+
+Since trees never change what the verifier emits, its recorded ids tell how a tree would have
+fared: same code, same decisions, no forward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from yggrt.core.passes import KvCache, PassOutput
+from yggrt.core.schema import TreeSpec
+from yggrt.core.search import Replay
+from yggrt.core.spec import format_tree_spec
+from yggrt.core.tree import TokenTree
+from yggrt.drafters import Drafter
+from yggrt.drafters.calibrate import Recording
+from yggrt.engine import Engine
+from yggrt.gate import Gate
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGraphs:
+    """The Graphs protocol over one sequence that the verifier emitted; needs no cache.
+
+    A row off the recorded sequence answers NO_TOKEN. `logits`, `hidden` and `hazards` are None.
+    """
+
+    ids: Sequence[int]
+    row_counts: tuple[int, ...]
+
+    @property
+    def prefill_rows(self) -> int:
+        return len(self.ids)
+
+    @property
+    def max_model_len(self) -> int:
+        return len(self.ids)
+
+    def new_cache(self) -> KvCache:
+        return self
+
+    def verify(self, cache: KvCache, tree: TokenTree, length: int) -> PassOutput:
+        position = [length]
+        answers = [self.ids[length + 1]]
+        for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+            position.append(position[parent] + 1)
+            on_record = token == answers[parent]
+            answers.append(self.ids[position[-1] + 1] if on_record else NO_TOKEN)
+        return _answer(answers)
+
+    def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
+        return _answer([self.ids[length + len(tokens)]])
+
+    def commit(self, cache: KvCache, length: int, path: Sequence[int]) -> None:
+        return
+
+
+def replay(
+    drafter: Drafter,
+    spec: TreeSpec,
+    recordings: Iterable[Recording],
+    row_counts: tuple[int, ...],
+    latency: Callable[[int], float],
+    rest_s: float,
+    gate: Gate,
+) -> Replay:
+    """What `spec` does over recordings; outputs of less than two tokens need no pass."""
+    num_tokens = 0
+    passes_by_rows: Counter[int] = Counter()
+    for prompt_ids, output_ids in recordings:
+        if len(output_ids) < 2:
+            continue
+        graphs = RecordedGraphs([*prompt_ids, *output_ids], row_counts)
+        engine = Engine(graphs, graphs.new_cache(), drafter, spec, latency, rest_s, gate)
+        engine.start(prompt_ids)
+        while engine.room:
+            engine.step()
+        num_tokens += engine.stats.num_tokens
+        for rows, num in engine.stats.rows_histogram.items():
+            passes_by_rows[min(count for count in row_counts if count >= rows)] += num
+    return Replay(format_tree_spec(spec), num_tokens, passes_by_rows)
+
+
+def _answer(ids: list[int]) -> PassOutput:
+    nothing: Any = None
+    return PassOutput(ids, nothing, nothing, nothing)
