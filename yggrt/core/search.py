@@ -67,13 +67,9 @@ def search_schedule(
 def choose_buckets(replay: Replay, min_share: float = 0.01) -> tuple[int, ...]:
     """Row counts worth a graph: 1, the largest used, and those that at least `min_share` of the
     passes ran in."""
-    used = replay.passes_by_rows
-    return tuple(
-        sorted(
-            {1, max(used)}
-            | {rows for rows, num in used.items() if num >= min_share * replay.num_passes}
-        )
-    )
+    least = min_share * replay.num_passes
+    used = {rows for rows, num in replay.passes_by_rows.items() if num >= least}
+    return tuple(sorted({1, max(replay.passes_by_rows, default=1)} | used))
 
 
 def _candidate(tree: str, tokens_per_pass: float, token_s: float, plain_s: float) -> Candidate:

@@ -1,0 +1,108 @@
+"""The gate: trust from promises and results, pauses that grow, and a way back."""
+
+from __future__ import annotations
+
+import pytest
+
+from yggrt.gate import OpenGate, RunningGate
+
+
+def closed_passes(gate: RunningGate) -> int:
+    """Length of the current pause; the gate is open afterwards."""
+    num = 0
+    while not gate.is_open:
+        gate.record(0.0, 0)
+        num += 1
+    return num
+
+
+def fail_until_closed(gate: RunningGate, expected: float = 3.0) -> int:
+    """Tree passes that bring nothing until the gate closes."""
+    num = 0
+    while gate.is_open:
+        gate.record(expected, 0)
+        num += 1
+    return num
+
+
+def test_a_new_gate_trusts_fully():
+    gate = RunningGate()
+    assert gate.is_open
+    assert gate.trust == 1
+
+
+def test_promises_that_hold_keep_full_trust():
+    gate = RunningGate()
+    for accepted in (0, 2, 1, 1, 0, 2) * 10:
+        gate.record(1.0, accepted)
+        assert gate.is_open
+    assert gate.trust > 0.9
+
+
+def test_trust_is_accepted_over_expected_with_a_prior():
+    gate = RunningGate(prior=2.0, memory=0.5)
+    gate.record(2.0, 1)
+    assert gate.trust == (1 + 2) / (2 + 2)
+    gate.record(2.0, 0)
+    assert gate.trust == (0.5 + 2) / (3 + 2)
+
+
+def test_trust_never_exceeds_one():
+    gate = RunningGate()
+    gate.record(0.5, 4)
+    assert gate.trust == 1
+
+
+def test_broken_promises_close_the_gate_soon():
+    gate = RunningGate()
+    assert fail_until_closed(gate) == 3
+    assert gate.trust < gate.floor
+
+
+def test_pauses_double_up_to_a_limit_and_one_probe_decides():
+    gate = RunningGate(first_pause=8, max_pause=64)
+    fail_until_closed(gate)
+    pauses = [closed_passes(gate)]
+    for _ in range(5):
+        assert fail_until_closed(gate) == 1
+        pauses.append(closed_passes(gate))
+    assert pauses == [8, 16, 32, 64, 64, 64]
+
+
+def test_a_probe_that_succeeds_opens_the_gate_and_shortens_the_next_pause():
+    gate = RunningGate()
+    fail_until_closed(gate)
+    closed_passes(gate)
+    fail_until_closed(gate)
+    assert closed_passes(gate) == 16
+    gate.record(3.0, 3)
+    assert gate.is_open
+    fail_until_closed(gate)
+    assert closed_passes(gate) == gate.first_pause
+
+
+def test_distrust_fades_in_plain_passes():
+    gate = RunningGate()
+    gate.record(3.0, 0)
+    distrust = gate.trust
+    for _ in range(300):
+        gate.record(0.0, 0)
+    assert distrust < 0.5
+    assert gate.trust > 0.9
+    assert gate.is_open
+
+
+def test_reset_forgets():
+    gate = RunningGate()
+    fail_until_closed(gate)
+    gate.reset()
+    assert gate == RunningGate()
+
+
+@pytest.mark.parametrize("accepted", [0, 5])
+def test_an_open_gate_stays_open(accepted):
+    gate = OpenGate()
+    for _ in range(20):
+        gate.record(3.0, accepted)
+    assert gate.is_open
+    assert gate.trust == 1

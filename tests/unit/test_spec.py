@@ -1,0 +1,70 @@
+"""Tree specs: one line of text and the value it stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from yggrt.core.errors import RequestError
+from yggrt.core.schema import TreeSpec
+from yggrt.core.spec import EXAMPLES, format_tree_spec, parse_tree_spec
+
+CANONICAL = (
+    *EXAMPLES,
+    "egt:width=1,depth=1,children=1,verify=2,frontier=level",
+    "sequence:depth=8,verify=4",
+    "static:parents=0,verify=9",
+)
+
+
+@pytest.mark.parametrize("text", CANONICAL)
+def test_format_is_the_inverse_of_parse(text):
+    spec = parse_tree_spec(text)
+    assert format_tree_spec(spec) == text
+    assert parse_tree_spec(format_tree_spec(spec)) == spec
+
+
+def test_every_field_is_read():
+    assert parse_tree_spec(
+        "egt:width=4,depth=3,children=9,verify=12,frontier=level"
+    ) == TreeSpec(policy="egt", width=4, depth=3, children=9, verify=12, frontier="level")
+    assert parse_tree_spec("static:parents=0/0/1/3") == TreeSpec(
+        policy="static", depth=3, verify=5, parents=(0, 0, 1, 3)
+    )
+
+
+def test_defaults():
+    egt = parse_tree_spec(" egt:depth=4,width=4 ")
+    assert (egt.children, egt.verify, egt.frontier) == (8, 17, "global")
+    assert parse_tree_spec("sequence:depth=8").verify == 9
+    assert parse_tree_spec("plain") == TreeSpec(policy="plain")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no tree policy ''; there are plain, egt, sequence, static"),
+        ("beam:width=4", "no tree policy 'beam'"),
+        ("plain:depth=1", "plain has no key 'depth'; its keys are none"),
+        ("egt:width=4,dept=4", "egt has no key 'dept'; its keys are width, depth, children"),
+        ("egt:width=4", "depth is missing"),
+        ("egt:width=4,width=5,depth=4", "'width' wants one value"),
+        ("egt:width,depth=4", "'width' wants one value"),
+        ("egt:width=0,depth=4", "width is '0', wanted a whole number in 1..1024"),
+        ("egt:width=-1,depth=4", "width is '-1'"),
+        ("egt:width=four,depth=4", "width is 'four'"),
+        ("egt:width=²,depth=4", "width is '²'"),
+        ("egt:width=4,depth=4,verify=1", "verify is '1', wanted a whole number in 2..1024"),
+        ("egt:width=4,depth=4,frontier=all", "frontier is 'all', wanted global or level"),
+        ("sequence:depth=99999", "depth is '99999'"),
+        ("static", "parents=ROW/ROW"),
+        ("static:parents=0/x", "parents=ROW/ROW"),
+        ("static:parents=0/2", "node 2 has parent 2, wanted a row in 0..1"),
+        ("static:parents=-1", "node 1 has parent -1"),
+        ("static:parents=" + "0/" * 1023 + "0", "1024 nodes, at most 1023"),
+    ],
+)
+def test_a_bad_spec_says_what_is_wrong_and_shows_examples(text, message):
+    with pytest.raises(RequestError) as caught:
+        parse_tree_spec(text)
+    assert message in caught.value.message
+    assert "egt:width=4" in caught.value.tip
