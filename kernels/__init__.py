@@ -1,1 +1,1 @@
-"""Operators of the compiled graphs. Import `ygg_kernels.build`, `.ops` or `.reference`; this file stays empty."""
+"""Operators of the compiled graphs, in `.build`, `.ops` and `.reference`; this file is empty."""

@@ -1,7 +1,8 @@
-"""Compiles the CPU operators into one shared library, cached by content; also runs the checks that need a compiler.
+"""Compiles the CPU operators into one shared library, cached by content.
 
-Knows nothing of torch operators being used: `ygg_kernels.ops` loads what is built here. Flags are explicit per instruction
-set, never `-march=native`, so that the flags recorded with a library are the ones its code needs.
+Also runs the checks that need a compiler. `ygg_kernels.ops` loads what is built here. Flags are
+explicit per instruction set, never `-march=native`, so that the flags recorded with a library are
+the ones its code needs.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Isa = Literal["native", "avx2", "avx512", "neon"]
 SOURCE_DIR = Path(__file__).parent / "cpu"
 HEADERS = ("vec.h", "tile.h", "linear.h", "embedding.h", "attention.h", "kv.h")
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
-# Two libraries in one process must not share inline functions that were compiled for different machines.
+# Two libraries in one process must not share inline functions: they may be for different machines.
 LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
-WARNING_FLAGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas")
+# GCC 12 takes the undefined operands of its own AVX-512 headers for a mistake.
+WARNING_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # Compiler flags, and the names of what they need as /proc/cpuinfo spells them.
@@ -42,12 +44,12 @@ ISA_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class KernelBuildError(YggError):
-    """The operators could not be compiled: no compiler, a compile error, or no instruction set that fits."""
+    """The operators could not be compiled: no compiler, an error of it, no instruction set."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltLibrary:
-    """A compiled operator library, the torch namespace of its operators and the CPU flags that its code needs."""
+    """A compiled library, the torch namespace of its operators, the CPU flags its code needs."""
 
     path: Path
     namespace: str
@@ -55,7 +57,7 @@ class BuiltLibrary:
 
 
 def host_cpu_flags() -> frozenset[str]:
-    """The flags of this machine's first processor, as /proc/cpuinfo names them; empty where there is no such file."""
+    """The flags of the first processor as /proc/cpuinfo names them; empty without such a file."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -110,8 +112,8 @@ def _run(command: list[str], what: str) -> None:
 def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> BuiltLibrary:
     """Compiles the operators into `out_dir`, or finds them there already.
 
-    The namespace is `ygg_cpu_` and 12 hex digits of the SHA-256 of sources, flags, compiler and torch version. Raises
-    KernelBuildError.
+    The namespace is `ygg_cpu_` and 12 hex digits of the SHA-256 of sources, flags, compiler and
+    torch version. Raises KernelBuildError.
     """
     import torch
     from torch.utils import cpp_extension
@@ -146,8 +148,8 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
              "-c", str(SOURCE_DIR / "ops.cpp"), "-o", str(compiled)],
             "compiling the CPU operators",
         )  # fmt: skip
-        # Linked without -fopenmp: its functions come from the OpenMP runtime that torch has loaded, so that
-        # there is one pool of threads and torch.set_num_threads governs it.
+        # Linked without -fopenmp: the functions come from the OpenMP runtime that torch has
+        # loaded, so that there is one pool of threads and torch.set_num_threads governs it.
         _run(
             [compiler, "-shared", str(compiled), "-o", str(linked),
              f"-L{libraries}", "-ltorch_cpu", "-lc10"],
@@ -158,7 +160,7 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
 
 
 def check_sanitizers(cxx: str = "g++", isa: Isa = "native") -> None:
-    """Runs the self-test under the address and undefined-behaviour sanitizers with 1, 2 and 8 threads."""
+    """Runs the self-test under address and undefined-behaviour sanitizers, 1, 2 and 8 threads."""
     name = resolve_isa(isa)
     with tempfile.TemporaryDirectory() as scratch:
         program = str(Path(scratch) / "selftest")

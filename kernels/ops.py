@@ -1,6 +1,6 @@
 """Loads a compiled operator library and tells torch the shapes of its results.
 
-Used at export time only: the runtime loads the library itself and calls it through compiled graphs.
+Used at export time only: the runtime loads the library itself and calls it through its graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Operators:
 
 
 def load_library(path: Path, namespace: str) -> Operators:
-    """Loads the library once per process, registers the shapes of its results and returns its operators."""
+    """Loads the library and registers the shapes of its results, once per process."""
     loaded = getattr(torch.ops, namespace)
     if not hasattr(loaded, "linear"):
         torch.ops.load_library(str(path))

@@ -30,14 +30,17 @@ def unpack_panels(panels: Tensor, num_outputs: int) -> Tensor:
 def linear(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], sizes: Sequence[int]
 ) -> list[Tensor]:
-    """x [..., K] times each packed weight [ceil(N/16), K, 16], plus its bias [N]; an empty bias is none."""
-    outputs = []
-    for i, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
-        output = x @ unpack_panels(weight, size).to(x.dtype).T
-        if len(biases) > 0 and biases[i].numel() > 0:
-            output = output + biases[i].to(x.dtype)
-        outputs.append(output)
-    return outputs
+    """x [..., K] times each packed weight [ceil(N/16), K, 16], plus its bias [N]."""
+    products = linear_unbiased(x, weights, sizes)
+    return [y + bias.to(x.dtype) for y, bias in zip(products, biases, strict=True)]
+
+
+def linear_unbiased(x: Tensor, weights: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """The same without biases."""
+    return [
+        x @ unpack_panels(weight, size).to(x.dtype).T
+        for weight, size in zip(weights, sizes, strict=True)
+    ]
 
 
 def embedding(ids: Tensor, weight: Tensor, size: int) -> Tensor:
@@ -58,9 +61,10 @@ def tree_attention(
 ) -> Tensor:
     """Attention of tree rows: q [1, Hq, V, Dk], caches [1, Hkv, S, D] -> [1, V, Hq, Dv].
 
-    Row r sees slots 0..length-1 and, of slots length..length+V-1, those that `tree_mask` [V, V] bool names. The sequence
-    index of a key is its position: prefix first, then the ancestors in row order. With a window only positions above
-    positions[r] - window are seen, and always the row itself.
+    Row r sees slots 0..length-1 and, of slots length..length+V-1, those that `tree_mask` [V, V]
+    bool names. The sequence index of a key is its position: prefix first, then the ancestors in
+    row order. With a window only positions above positions[r] - window are seen, and always the
+    row itself.
     """
     num_heads, num_rows = q.shape[1], q.shape[2]
     prefix = int(length)

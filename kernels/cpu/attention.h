@@ -1,9 +1,10 @@
 // Attention of tree rows over a visible prefix and, per row, its own ancestors.
 //
-// The keys of a row are one sequence: slots 0..length-1, then the slots of its ancestors in row order, itself last. They
-// are reduced in chunks of 64 counted along that sequence (online softmax, values in order within a chunk), every score is
-// summed over the head in order, and every exponential is the same function. So the bits of a row depend on its query
-// and its own keys and values alone, whatever the other rows, the number of rows, the threads or the lanes.
+// The keys of a row are one sequence: slots 0..length-1, then the slots of its ancestors in row
+// order, itself last. They are reduced in chunks of 64 counted along that sequence (online
+// softmax, values in order within a chunk), every score is summed over the head in order, and
+// every exponential is the same function. So the bits of a row depend on its query and its own
+// keys and values alone, whatever the other rows, the number of rows, the threads or the lanes.
 #pragma once
 
 #include <algorithm>
@@ -86,30 +87,30 @@ inline void pack_keys(const float* keys, std::int64_t count, std::int64_t size, 
   }
 }
 
-// Raw products of the packed queries with `num_panels` packed panels: scores[query][panel * 16 + lane].
+// Raw products of the packed queries with `num_panels` packed panels: scores[query][panel * 16 +
+// lane].
 inline void multiply_keys(const float* queries, const RowBlocks& blocks, const float* panels,
                           std::int64_t num_panels, std::int64_t size, float* scores,
                           std::int64_t stride) {
-  std::int64_t p = 0;
-  for (; p + kTilePanels <= num_panels; p += kTilePanels) {
-    for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
-      tile_for<kTilePanels, float>(blocks.size(b))(
-          queries + blocks.begin(b) * size, panels + p * size * kPanel, size * kPanel, size,
-          scores + blocks.begin(b) * stride + p * kPanel, stride, false);
+  for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
+    const int rows = blocks.size(b);
+    const float* x = queries + blocks.begin(b) * size;
+    float* out = scores + blocks.begin(b) * stride;
+    const Prefetch nothing{reinterpret_cast<const char*>(x), 0};
+    std::int64_t p = 0;
+    for (; rows <= kMaxTileRows / 2 && p + 2 <= num_panels; p += 2) {
+      tile_for<2, float>(rows)(x, 0, panels + p * size * kPanel, size * kPanel, size,
+                               out + p * kPanel, stride, false, nothing);
     }
-  }
-  for (; p < num_panels; ++p) {
-    for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
-      tile_for<1, float>(blocks.size(b))(queries + blocks.begin(b) * size,
-                                         panels + p * size * kPanel, size * kPanel, size,
-                                         scores + blocks.begin(b) * stride + p * kPanel, stride,
-                                         false);
+    for (; p < num_panels; ++p) {
+      tile_for<1, float>(rows)(x, 0, panels + p * size * kPanel, 0, size, out + p * kPanel, stride,
+                               false, nothing);
     }
   }
 }
 
-// One step of the online softmax: scores [64] of a chunk (valid in [begin, end)) become weights, the running maximum and
-// total move on. Returns the factor for what was summed before.
+// One step of the online softmax: scores [64] of a chunk (valid in [begin, end)) become weights,
+// the running maximum and total move on. Returns the factor for what was summed before.
 inline float soften_chunk(float* scores, std::int64_t begin, std::int64_t end, float scale,
                           float softcap, float* maximum, float* total) {
   const float lowest = -std::numeric_limits<float>::infinity();
@@ -147,7 +148,8 @@ inline float soften_chunk(float* scores, std::int64_t begin, std::int64_t end, f
   return factor;
 }
 
-// sums[q][0 .. R queries) += weights[q][j] * values[j] for j in order; V vectors wide, the last one `tail` lanes.
+// sums[q][0 .. R queries) += weights[q][j] * values[j] for j in order; V vectors wide, the last
+// one `tail` lanes.
 template <int Q, int V>
 void add_values(const float* weights, const float* values, std::int64_t value_stride,
                 std::int64_t count, float* sums, std::int64_t sum_stride, int tail) {
@@ -196,7 +198,8 @@ void add_value_rows(const float* weights, const float* values, std::int64_t size
   }
 }
 
-// Queries [begin, end) of one kv head, at most kBlockQueries; query i is row i / group, head i % group.
+// Queries [begin, end) of one kv head, at most kBlockQueries; query i is row i / group, head i %
+// group.
 class QueryBlock {
  public:
   QueryBlock(const TreeAttention& a, const AttentionScratch& s, std::int64_t kv_head,
@@ -360,7 +363,8 @@ class QueryBlock {
   const float* values_;
 };
 
-// Part `part` of `num_parts` of all queries; `memory` is scratch of attention_scratch_floats, one per part.
+// Part `part` of `num_parts` of all queries; `memory` is scratch of attention_scratch_floats, one
+// per part.
 inline void tree_attention_part(const TreeAttention& a, float* memory, std::int64_t part,
                                 std::int64_t num_parts) {
   const AttentionScratch scratch(a, memory);

@@ -1,4 +1,5 @@
-// Rows of a matrix that is stored in panels [ceil(N/16)][K][16]: a tied embedding shares the output head's bytes.
+// Rows of a matrix that is stored in panels [ceil(N/16)][K][16]: a tied embedding shares the
+// output head's bytes.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,8 @@ inline void write_rows(float* cache, std::int64_t num_heads, std::int64_t num_sl
   }
 }
 
-// cache[h][targets[i]] = old cache[h][sources[i]] for all i; `buffer` holds num_moves * size floats.
+// cache[h][targets[i]] = old cache[h][sources[i]] for all i; `buffer` holds num_moves * size
+// floats.
 inline void move_rows(float* cache, std::int64_t num_heads, std::int64_t num_slots,
                       std::int64_t size, const std::int64_t* sources, const std::int64_t* targets,
                       std::int64_t num_moves, float* buffer) {

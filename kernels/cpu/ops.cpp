@@ -1,5 +1,5 @@
-// Binding of the pointer kernels to torch, under the namespace that -DYGG_NAMESPACE gives.
-// Checks what a graph could get wrong (dtype, shape, stride, index range) and owns memory and threads.
+// Binding of the pointer kernels to torch, under the namespace that -DYGG_NAMESPACE gives. Checks
+// what a graph could get wrong (dtype, shape, stride, index range) and owns memory and threads.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -61,15 +61,14 @@ bool check_panels(const Tensor& t, const char* name, int64_t num_outputs, int64_
 
 Tensor scratch(int64_t floats) { return at::empty({floats}, at::TensorOptions(at::kFloat)); }
 
-std::vector<Tensor> linear(const Tensor& x, at::TensorList weights, at::TensorList biases,
-                           at::IntArrayRef sizes) {
+// `biases` holds one bias per weight, or nothing.
+std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::TensorList biases,
+                             at::IntArrayRef sizes) {
   check_float(x, "linear: x");
   TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "linear: x: expected contiguous, got sizes ",
               x.sizes(), " strides ", x.strides());
   TORCH_CHECK(weights.size() == sizes.size(), "linear: got ", weights.size(), " weights and ",
               sizes.size(), " sizes");
-  TORCH_CHECK(biases.empty() || biases.size() == weights.size(), "linear: got ", biases.size(),
-              " biases for ", weights.size(), " weights, expected none or one each");
   const int64_t num_k = x.size(-1);
   const int64_t num_rows = num_k == 0 ? 0 : x.numel() / num_k;
   TORCH_CHECK(num_k > 0, "linear: x has no columns");
@@ -80,8 +79,7 @@ std::vector<Tensor> linear(const Tensor& x, at::TensorList weights, at::TensorLi
     TORCH_CHECK(sizes[i] > 0, "linear: sizes[", i, "] is ", sizes[i], ", expected > 0");
     const bool is_bf16 = check_panels(weights[i], "linear: weight", sizes[i], num_k);
     const float* bias = nullptr;
-    // An empty tensor stands for no bias.
-    if (!biases.empty() && biases[i].numel() > 0) {
+    if (!biases.empty()) {
       check_float(biases[i], "linear: bias");
       check_dense(biases[i], "linear: bias", 1);
       TORCH_CHECK(biases[i].size(0) == sizes[i], "linear: bias has ", biases[i].size(0),
@@ -116,6 +114,18 @@ std::vector<Tensor> linear(const Tensor& x, at::TensorList weights, at::TensorLi
                        num_parts);
   }
   return outputs;
+}
+
+std::vector<Tensor> linear(const Tensor& x, at::TensorList weights, at::TensorList biases,
+                           at::IntArrayRef sizes) {
+  TORCH_CHECK(biases.size() == weights.size(), "linear: got ", biases.size(), " biases for ",
+              weights.size(), " weights");
+  return multiply(x, weights, biases, sizes);
+}
+
+std::vector<Tensor> linear_unbiased(const Tensor& x, at::TensorList weights,
+                                    at::IntArrayRef sizes) {
+  return multiply(x, weights, {}, sizes);
 }
 
 Tensor embedding(const Tensor& ids, const Tensor& weight, int64_t size) {
@@ -264,11 +274,6 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
   }
 }
 
-std::vector<Tensor> linear_unbiased(const Tensor& x, at::TensorList weights,
-                                    at::IntArrayRef sizes) {
-  return linear(x, weights, {}, sizes);
-}
-
 }  // namespace
 
 // TORCH_LIBRARY pastes its first argument, so the namespace has to be expanded before.
@@ -277,7 +282,7 @@ std::vector<Tensor> linear_unbiased(const Tensor& x, at::TensorList weights,
 
 YGG_LIBRARY(YGG_NAMESPACE, m) {
   m.def("linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] sizes) -> Tensor[]");
-  // AOTInductor cannot pass an empty list of tensors.
+  // An overload of its own, because AOTInductor cannot pass an empty list of tensors.
   m.def("linear.unbiased(Tensor x, Tensor[] weights, int[] sizes) -> Tensor[]");
   m.def("embedding(Tensor ids, Tensor weight, int size) -> Tensor");
   m.def(

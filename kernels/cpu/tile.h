@@ -1,5 +1,6 @@
-// The one inner product loop: rows of x times panels of 16 columns, summed over k in order.
-// The bits of one output depend on its row, its column and the k range alone, never on the tile's shape.
+// The one inner product loop: rows of x times panels of 16 columns, summed over k in order. The
+// bits of one output depend on its row, its column and the k range alone, never on the tile's
+// shape.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +15,12 @@ namespace ygg {
 constexpr int kPanel = 16;
 constexpr int kVecsPerPanel = kPanel / kLanes;
 
-// Registers: rows x panels accumulators, one row of weights, one broadcast.
+// One panel wide, so that a pass over weights is one stream of memory; as many rows as
+// accumulators fit the registers.
 #if defined(__AVX512F__)
-constexpr int kMaxTileRows = 12;
-constexpr int kTilePanels = 2;
+constexpr int kMaxTileRows = 24;
 #else
 constexpr int kMaxTileRows = 6;
-constexpr int kTilePanels = 1;
 #endif
 
 // A row count split into blocks of at most kMaxTileRows rows, sizes as equal as can be.
@@ -43,36 +43,50 @@ inline void pack_block(const float* x, std::int64_t row_stride, int size, std::i
   }
 }
 
-// out[r][p * 16 + c] (+)= sum over k of x[k][r] * w[p][k][c], from zero, in order of k.
-// x is [num_k][R]; panels are `panel_stride` elements apart.
+// Memory that is wanted soon: every step of k asks for one line of it.
+struct Prefetch {
+  const char* address;
+  std::int64_t step_bytes;
+};
+
+// out[r][p * 16 + c] = sum over k of x[p][k][r] * w[p][k][c], from zero, in order of k; added to
+// `out` if `accumulate`. The P parts of w are [num_k][16] each, `w_stride` elements apart; those
+// of x are [num_k][R], `x_stride` apart.
 template <int R, int P, class T>
-void multiply_tile(const float* x, const T* w, std::int64_t panel_stride, std::int64_t num_k,
-                   float* out, std::int64_t out_stride, bool accumulate) {
+void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64_t w_stride,
+                   std::int64_t num_k, float* out, std::int64_t out_stride, bool accumulate,
+                   Prefetch ahead) {
   constexpr int kVecs = P * kVecsPerPanel;
   vec acc[R][kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int v = 0; v < kVecs; ++v) acc[r][v] = zero();
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
-    vec weights[kVecs];
-#pragma GCC unroll 16
-    for (int v = 0; v < kVecs; ++v) {
-      weights[v] = load(w + (v / kVecsPerPanel) * panel_stride + (v % kVecsPerPanel) * kLanes);
+#pragma GCC unroll 32
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(ahead.address + p * w_stride * static_cast<std::int64_t>(sizeof(T)), 0, 2);
     }
-#pragma GCC unroll 16
+    ahead.address += ahead.step_bytes;
+    vec weights[kVecs];
+#pragma GCC unroll 32
+    for (int v = 0; v < kVecs; ++v) {
+      weights[v] = load(w + (v / kVecsPerPanel) * w_stride + (v % kVecsPerPanel) * kLanes);
+    }
+#pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
-      const vec row = broadcast(x[r]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVecs; ++v) acc[r][v] = fma(row, weights[v], acc[r][v]);
+#pragma GCC unroll 32
+      for (int v = 0; v < kVecs; ++v) {
+        acc[r][v] = fma(broadcast(x[(v / kVecsPerPanel) * x_stride + r]), weights[v], acc[r][v]);
+      }
     }
     w += kPanel;
     x += R;
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int v = 0; v < kVecs; ++v) {
       float* target = out + r * out_stride + v * kLanes;
       store(target, accumulate ? add(load(target), acc[r][v]) : acc[r][v]);
@@ -81,19 +95,19 @@ void multiply_tile(const float* x, const T* w, std::int64_t panel_stride, std::i
 }
 
 template <class T>
-using TileFunction = void (*)(const float*, const T*, std::int64_t, std::int64_t, float*,
-                              std::int64_t, bool);
+using TileFunction = void (*)(const float*, std::int64_t, const T*, std::int64_t, std::int64_t,
+                              float*, std::int64_t, bool, Prefetch);
 
 template <int P, class T, std::size_t... I>
 constexpr std::array<TileFunction<T>, sizeof...(I)> tile_functions(std::index_sequence<I...>) {
   return {&multiply_tile<static_cast<int>(I) + 1, P, T>...};
 }
 
-// The tile for `rows` (1..kMaxTileRows) rows and P panels.
+// The tile of P parts for `rows` rows, 1..kMaxTileRows / P.
 template <int P, class T>
 TileFunction<T> tile_for(int rows) {
   static constexpr auto functions =
-      tile_functions<P, T>(std::make_index_sequence<kMaxTileRows>{});
+      tile_functions<P, T>(std::make_index_sequence<kMaxTileRows / P>{});
   return functions[static_cast<std::size_t>(rows - 1)];
 }
 

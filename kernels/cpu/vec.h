@@ -1,5 +1,5 @@
-// One native float vector: AVX-512 (16 lanes), AVX2 with FMA (8) or NEON (4).
-// Every function rounds once, as IEEE-754 says, so lanes hold the same bits on every instruction set.
+// One native float vector: AVX-512 (16 lanes), AVX2 with FMA (8) or NEON (4). Every function
+// rounds once, as IEEE-754 says, so lanes hold the same bits on every instruction set.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,302 @@
+// Stand-alone check of the pointer kernels on odd shapes, for sanitizers and other machines: no
+// torch. Usage: selftest [threads]. Compares with plain loops and, bit for bit, one row alone with
+// the same row among others.
+
+#include <omp.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "attention.h"
+#include "embedding.h"
+#include "kv.h"
+#include "linear.h"
+
+namespace {
+
+int num_threads = 1;
+int num_failures = 0;
+std::mt19937 generator(1);
+
+void expect(bool ok, const char* what, std::int64_t a, std::int64_t b, std::int64_t c) {
+  if (ok) return;
+  ++num_failures;
+  std::printf("FAILED %s (%lld, %lld, %lld)\n", what, static_cast<long long>(a),
+              static_cast<long long>(b), static_cast<long long>(c));
+}
+
+std::vector<float> random_floats(std::int64_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+ygg::bf16 round_to_bf16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<ygg::bf16>(bits >> 16);
+}
+
+// Rows of x against packed weights of the given sizes; the vectors are exactly as long as they
+// must be.
+template <class T>
+std::vector<std::vector<float>> run_linear(const std::vector<float>& x, std::int64_t num_rows,
+                                           std::int64_t num_k,
+                                           const std::vector<std::vector<T>>& panels,
+                                           const std::vector<std::vector<float>>& biases,
+                                           const std::vector<std::int64_t>& sizes) {
+  std::vector<std::vector<float>> outputs;
+  std::vector<ygg::LinearWeight> weights;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    outputs.emplace_back(num_rows * sizes[i], NAN);
+    weights.push_back({panels[i].data(), biases[i].empty() ? nullptr : biases[i].data(),
+                       outputs.back().data(), sizes[i], sizeof(T) == 2});
+  }
+  const std::int64_t per_thread = ygg::linear_scratch_floats(num_rows);
+  std::vector<float> packed(num_rows > 1 ? num_rows * num_k : 0);
+  std::vector<float> totals(num_threads * per_thread);
+#pragma omp parallel num_threads(num_threads)
+  {
+    const int part = omp_get_thread_num();
+    const int parts = omp_get_num_threads();
+    if (num_rows > 1) {
+      ygg::pack_rows(x.data(), num_rows, num_k, packed.data(), part, parts);
+#pragma omp barrier
+    }
+    ygg::linear_panels(num_rows > 1 ? packed.data() : x.data(), num_rows, num_k, weights.data(),
+                       static_cast<std::int64_t>(weights.size()),
+                       totals.data() + part * per_thread, part, parts);
+  }
+  return outputs;
+}
+
+template <class T>
+void check_linear(std::int64_t num_rows, std::int64_t num_k,
+                  const std::vector<std::int64_t>& sizes) {
+  const std::vector<float> x = random_floats(num_rows * num_k);
+  std::vector<std::vector<T>> panels;
+  std::vector<std::vector<float>> biases;
+  for (std::int64_t size : sizes) {
+    const std::int64_t num_panels = (size + ygg::kPanel - 1) / ygg::kPanel;
+    std::vector<T> packed(num_panels * num_k * ygg::kPanel);
+    for (std::int64_t n = 0; n < size; ++n) {
+      const std::vector<float> row = random_floats(num_k);
+      for (std::int64_t k = 0; k < num_k; ++k) {
+        T& target = packed[(n / ygg::kPanel * num_k + k) * ygg::kPanel + n % ygg::kPanel];
+        if constexpr (sizeof(T) == 2) {
+          target = round_to_bf16(row[k]);
+        } else {
+          target = row[k];
+        }
+      }
+    }
+    panels.push_back(packed);
+    biases.push_back(size % 2 == 0 ? random_floats(size) : std::vector<float>{});
+  }
+  const auto outputs = run_linear<T>(x, num_rows, num_k, panels, biases, sizes);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    for (std::int64_t n = 0; n < sizes[i]; ++n) {
+      std::vector<float> row(num_k);
+      ygg::gather_row(panels[i].data(), num_k, n, row.data());
+      for (std::int64_t r = 0; r < num_rows; ++r) {
+        double sum = biases[i].empty() ? 0.0 : biases[i][n];
+        double size = 1.0;
+        for (std::int64_t k = 0; k < num_k; ++k) {
+          sum += static_cast<double>(x[r * num_k + k]) * row[k];
+          size += std::fabs(static_cast<double>(x[r * num_k + k]) * row[k]);
+        }
+        expect(std::fabs(sum - outputs[i][r * sizes[i] + n]) <= 2e-6 * size, "linear", num_rows,
+               num_k, n);
+      }
+    }
+  }
+  for (std::int64_t r = 0; r < num_rows; ++r) {
+    const std::vector<float> row(x.begin() + r * num_k, x.begin() + (r + 1) * num_k);
+    const auto alone = run_linear<T>(row, 1, num_k, panels, biases, sizes);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      expect(std::memcmp(alone[i].data(), outputs[i].data() + r * sizes[i],
+                         sizeof(float) * sizes[i]) == 0,
+             "linear: one row alone", num_rows, num_k, r);
+    }
+  }
+}
+
+struct AttentionCase {
+  std::int64_t num_heads, num_kv_heads, num_rows, length, key_size, value_size, window;
+  float softcap;
+};
+
+std::vector<float> run_attention(const AttentionCase& c, const std::vector<float>& q,
+                                 const std::vector<float>& keys, const std::vector<float>& values,
+                                 std::int64_t num_slots,
+                                 const std::vector<std::vector<std::int64_t>>& paths) {
+  std::vector<std::int64_t> ancestors;
+  std::vector<std::int64_t> first{0};
+  std::vector<std::int64_t> positions;
+  for (const auto& path : paths) {
+    ancestors.insert(ancestors.end(), path.begin(), path.end());
+    first.push_back(static_cast<std::int64_t>(ancestors.size()));
+    positions.push_back(c.length + static_cast<std::int64_t>(path.size()) - 1);
+  }
+  std::vector<float> out(c.num_rows * c.num_heads * c.value_size, NAN);
+  const ygg::TreeAttention a{q.data(),
+                             c.num_rows * c.key_size,
+                             c.key_size,
+                             keys.data(),
+                             values.data(),
+                             out.data(),
+                             c.num_heads,
+                             c.num_kv_heads,
+                             c.num_rows,
+                             num_slots,
+                             c.key_size,
+                             c.value_size,
+                             c.length,
+                             positions.data(),
+                             ancestors.data(),
+                             first.data(),
+                             0.2f,
+                             c.window,
+                             c.softcap};
+  const std::int64_t per_thread = ygg::attention_scratch_floats(a);
+  std::vector<float> memory(num_threads * per_thread);
+#pragma omp parallel num_threads(num_threads)
+  {
+    const int part = omp_get_thread_num();
+    ygg::tree_attention_part(a, memory.data() + part * per_thread, part, omp_get_num_threads());
+  }
+  return out;
+}
+
+// A random tree against plain loops, and every row decoded alone over the same keys.
+void check_attention(const AttentionCase& c) {
+  const std::int64_t num_slots = c.length + c.num_rows;
+  const std::vector<float> q = random_floats(c.num_heads * c.num_rows * c.key_size);
+  const std::vector<float> keys = random_floats(c.num_kv_heads * num_slots * c.key_size);
+  const std::vector<float> values = random_floats(c.num_kv_heads * num_slots * c.value_size);
+  std::vector<std::vector<std::int64_t>> paths{{0}};
+  for (std::int64_t r = 1; r < c.num_rows; ++r) {
+    paths.push_back(paths[generator() % paths.size()]);
+    paths.back().push_back(r);
+  }
+  const std::vector<float> out = run_attention(c, q, keys, values, num_slots, paths);
+  for (std::int64_t r = 0; r < c.num_rows; ++r) {
+    std::vector<std::int64_t> slots;
+    for (std::int64_t s = 0; s < c.length; ++s) slots.push_back(s);
+    for (std::int64_t j : paths[r]) slots.push_back(c.length + j);
+    const std::int64_t count = static_cast<std::int64_t>(slots.size());
+    std::vector<float> own_keys;
+    std::vector<float> own_values;
+    std::vector<float> own_q;
+    for (std::int64_t h = 0; h < c.num_kv_heads; ++h) {
+      for (std::int64_t slot : slots) {
+        const float* key = keys.data() + (h * num_slots + slot) * c.key_size;
+        const float* value = values.data() + (h * num_slots + slot) * c.value_size;
+        own_keys.insert(own_keys.end(), key, key + c.key_size);
+        own_values.insert(own_values.end(), value, value + c.value_size);
+      }
+    }
+    for (std::int64_t h = 0; h < c.num_heads; ++h) {
+      const float* row = q.data() + (h * c.num_rows + r) * c.key_size;
+      own_q.insert(own_q.end(), row, row + c.key_size);
+    }
+    AttentionCase one = c;
+    one.num_rows = 1;
+    one.length = count - 1;
+    const std::vector<float> alone =
+        run_attention(one, own_q, own_keys, own_values, count, {{0}});
+    expect(std::memcmp(alone.data(), out.data() + r * c.num_heads * c.value_size,
+                       sizeof(float) * alone.size()) == 0,
+           "attention: one row alone", c.num_rows, c.length, r);
+    for (std::int64_t h = 0; h < c.num_heads; ++h) {
+      const std::int64_t kv = h / (c.num_heads / c.num_kv_heads);
+      std::vector<double> weights;
+      double total = 0.0;
+      const std::int64_t start =
+          c.window == 0 ? 0 : std::max<std::int64_t>(0, count - c.window);
+      for (std::int64_t i = start; i < count; ++i) {
+        double score = 0.0;
+        for (std::int64_t d = 0; d < c.key_size; ++d) {
+          score += static_cast<double>(own_q[h * c.key_size + d]) *
+                   own_keys[(kv * count + i) * c.key_size + d];
+        }
+        score *= 0.2;
+        if (c.softcap != 0.0f) score = c.softcap * std::tanh(score / c.softcap);
+        weights.push_back(std::exp(score));
+        total += weights.back();
+      }
+      for (std::int64_t d = 0; d < c.value_size; ++d) {
+        double sum = 0.0;
+        for (std::int64_t i = start; i < count; ++i) {
+          sum += weights[i - start] / total * own_values[(kv * count + i) * c.value_size + d];
+        }
+        expect(std::fabs(sum - alone[h * c.value_size + d]) <= 2e-5, "attention", c.num_rows,
+               c.length, d);
+      }
+    }
+  }
+}
+
+void check_exp() {
+  double worst = 0.0;
+  for (float x = 0.0f; x > -87.0f; x -= 0.00037f) {
+    const double exact = std::exp(static_cast<double>(x));
+    const float rounded = static_cast<float>(exact);
+    const double ulp = std::nextafter(rounded, 2.0f) - static_cast<double>(rounded);
+    worst = std::max(worst, std::fabs(ygg::exp(x) - exact) / ulp);
+  }
+  expect(worst <= 1.0, "exp: error in units of the last place, in thousandths",
+         static_cast<std::int64_t>(worst * 1000), 0, 0);
+  expect(ygg::exp(-INFINITY) == 0.0f && ygg::exp(0.0f) == 1.0f, "exp: ends", 0, 0, 0);
+}
+
+void check_moves() {
+  const std::int64_t heads = 3, slots = 11, size = 5;
+  const std::vector<float> cache = random_floats(heads * slots * size);
+  const std::vector<std::int64_t> sources{4, 5, 7, 10}, targets{5, 6, 4, 7};
+  std::vector<float> moved = cache;
+  std::vector<float> buffer(sources.size() * size);
+  ygg::move_rows(moved.data(), heads, slots, size, sources.data(), targets.data(), 4,
+                 buffer.data());
+  for (std::int64_t h = 0; h < heads; ++h) {
+    for (std::int64_t s = 0; s < slots; ++s) {
+      std::int64_t from = s;
+      for (int i = 0; i < 4; ++i) from = targets[i] == s ? sources[i] : from;
+      expect(std::memcmp(&moved[(h * slots + s) * size], &cache[(h * slots + from) * size],
+                         sizeof(float) * size) == 0,
+             "move_rows", h, s, from);
+    }
+  }
+  const std::vector<float> rows = random_floats(heads * 2 * size);
+  const std::vector<std::int64_t> places{10, 0};
+  ygg::write_rows(moved.data(), heads, slots, size, rows.data(), 2 * size, size, places.data(), 2);
+  expect(std::memcmp(&moved[10 * size], rows.data(), sizeof(float) * size) == 0, "write_rows", 0,
+         0, 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  check_exp();
+  check_moves();
+  for (std::int64_t rows : {1, 2, 3, 5, 7, 13, 25, 49, 65}) {
+    for (std::int64_t k : {1, 40, 255, 256, 257, 512, 576, 1100}) {
+      check_linear<float>(rows, k, {33, 16, 1});
+      check_linear<ygg::bf16>(rows, k, {20, 47});
+    }
+  }
+  const AttentionCase cases[] = {
+      {9, 3, 1, 0, 64, 64, 0, 0.0f},     {9, 3, 16, 100, 64, 64, 0, 0.0f},
+      {4, 4, 65, 3, 32, 40, 0, 0.0f},    {8, 2, 7, 300, 80, 72, 50, 0.0f},
+      {6, 1, 33, 62, 256, 128, 0, 5.0f}, {2, 1, 21, 130, 13, 7, 1, 3.0f},
+      {8, 1, 20, 0, 96, 256, 9, 0.0f},   {1, 1, 64, 64, 8, 8, 64, 0.0f},
+  };
+  for (const AttentionCase& c : cases) check_attention(c);
+  std::printf("%d failures with %d threads, %d lanes\n", num_failures, num_threads, ygg::kLanes);
+  return num_failures == 0 ? 0 : 1;
+}

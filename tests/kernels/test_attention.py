@@ -1,0 +1,169 @@
+"""`tree_attention`: values against float64, bits of a row against decoding its path alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from ygg_kernels import reference
+from ygg_kernels.ops import Operators
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Shapes of one call; `tree` is "random", "chain", "star" or "self" (every row alone)."""
+
+    num_heads: int
+    num_kv_heads: int
+    num_rows: int
+    length: int
+    key_size: int
+    value_size: int
+    window: int = 0
+    softcap: float = 0.0
+    tree: str = "random"
+
+
+CASES = (
+    Case(9, 3, 1, 0, 64, 64),
+    Case(9, 3, 16, 100, 64, 64),
+    Case(9, 3, 64, 0, 64, 64, tree="chain"),
+    Case(9, 3, 64, 200, 64, 64, tree="chain", window=50),
+    Case(4, 4, 33, 62, 32, 32, window=1),
+    Case(8, 2, 7, 300, 80, 72, window=64, softcap=30.0),
+    Case(6, 1, 20, 191, 256, 128, softcap=5.0),
+    Case(2, 1, 64, 130, 40, 256, tree="star"),
+    Case(3, 3, 5, 64, 13, 7, window=9, tree="self"),
+    Case(8, 4, 17, 255, 128, 128, window=100),
+)
+
+
+def ancestor_lists(case: Case) -> list[list[int]]:
+    """For each row the rows that it sees, itself last."""
+    rng = random.Random(case.num_rows * 1000 + case.length)
+    paths: list[list[int]] = [[0]]
+    for row in range(1, case.num_rows):
+        parents = {
+            "random": paths[rng.randrange(row)],
+            "chain": paths[row - 1],
+            "star": paths[0],
+            "self": [],
+        }
+        paths.append([*parents[case.tree], row])
+    return paths
+
+
+def make_inputs(case: Case) -> tuple[Tensor, ...]:
+    """The six tensors of a call; q is a strided view and unused slots hold NaN."""
+    paths = ancestor_lists(case)
+    num_slots = case.length + case.num_rows + 3
+    q = torch.randn(1, case.num_rows, case.num_heads, case.key_size).transpose(1, 2)
+    k_cache = torch.randn(1, case.num_kv_heads, num_slots, case.key_size)
+    v_cache = torch.randn(1, case.num_kv_heads, num_slots, case.value_size)
+    k_cache[:, :, -3:] = v_cache[:, :, -3:] = float("nan")
+    mask = torch.zeros(case.num_rows, case.num_rows, dtype=torch.bool)
+    for row, path in enumerate(paths):
+        mask[row, path] = True
+    positions = torch.tensor([case.length + len(path) - 1 for path in paths])
+    return q, k_cache, v_cache, torch.tensor([case.length]), positions, mask
+
+
+def attend(ops: Operators, case: Case, *inputs: Tensor) -> Tensor:
+    return ops.tree_attention(*inputs, case.key_size**-0.5, case.window, case.softcap)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(ops: Operators, case: Case) -> None:
+    """At most twice the error of plain torch in float32, plus the rounding of the result."""
+    inputs = make_inputs(case)
+    floating = [t.double() if t.is_floating_point() else t for t in inputs]
+    parameters = (case.key_size**-0.5, case.window, case.softcap)
+    exact = reference.tree_attention(*floating, *parameters)
+    plain = reference.tree_attention(*inputs, *parameters)
+    output = attend(ops, case, *inputs)
+    assert output.is_contiguous()
+    assert output.shape == (1, case.num_rows, case.num_heads, case.value_size)
+    bound = 2 * (plain - exact).abs().max() + 4 * 2**-24 * exact.abs().max()
+    assert (output - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_row_invariance(ops: Operators, case: Case) -> None:
+    """Every row has the bits of a single row over a cache that holds the same keys in order."""
+    inputs = make_inputs(case)
+    q, k_cache, v_cache, length, positions, _ = inputs
+    output = attend(ops, case, *inputs)
+    for row, path in enumerate(ancestor_lists(case)):
+        slots = torch.tensor([*range(case.length), *(case.length + r for r in path)])
+        alone = attend(
+            ops,
+            case,
+            q[:, :, row : row + 1].contiguous(),
+            k_cache[:, :, slots].contiguous(),
+            v_cache[:, :, slots].contiguous(),
+            length + len(path) - 1,
+            positions[row : row + 1],
+            torch.ones(1, 1, dtype=torch.bool),
+        )
+        assert torch.equal(output[:, row], alone[:, 0]), f"row {row}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_threads_and_instruction_sets(
+    ops: Operators, avx_pair: tuple[Operators, Operators], case: Case
+) -> None:
+    inputs = make_inputs(case)
+    torch.set_num_threads(1)
+    wanted = attend(ops, case, *inputs)
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        for operators in (ops, *avx_pair):
+            assert torch.equal(attend(operators, case, *inputs), wanted)
+
+
+def test_padded_rows_change_nothing(ops: Operators) -> None:
+    """Rows that see only themselves, at a clamped position, hold no NaN and disturb no bit."""
+    case = Case(9, 3, 16, 70, 64, 64, window=20)
+    q, k_cache, v_cache, length, positions, mask = make_inputs(case)
+    real = 5
+    mask[real:] = torch.eye(case.num_rows, dtype=torch.bool)[real:]
+    positions[real:] = 10_000
+    padded = attend(ops, case, q, k_cache, v_cache, length, positions, mask)
+    short = attend(
+        ops, case, q[:, :, :real], k_cache, v_cache, length, positions[:real],
+        mask[:real, :real].contiguous(),
+    )  # fmt: skip
+    assert torch.equal(padded[:, :real], short)
+    assert bool(padded.isfinite().all())
+
+
+def test_large_scores(ops: Operators) -> None:
+    """Scores of several hundred neither overflow nor lose the largest key."""
+    case = Case(2, 1, 3, 140, 16, 16)
+    q, *rest = make_inputs(case)
+    output = attend(ops, case, q * 300, *rest)
+    wanted = reference.tree_attention((q * 300).double(), *(
+        t.double() if t.is_floating_point() else t for t in rest
+    ), 0.25, 0, 0.0)  # fmt: skip
+    assert (output - wanted).abs().max() < 1e-4
+
+
+def test_refuses(ops: Operators) -> None:
+    case = Case(4, 2, 3, 10, 16, 16)
+    q, k, v, length, positions, mask = make_inputs(case)
+    for inputs, message in (
+        ((q.double(), k, v, length, positions, mask), "float32"),
+        ((q.transpose(2, 3), k, v, length, positions, mask), "dense last dimension"),
+        ((q, k.transpose(1, 2), v, length, positions, mask), "contiguous"),
+        ((q, k, v, length + 4, positions, mask), "do not fit 16 slots"),
+        ((q, k, v, length - 11, positions, mask), "length -1"),
+        ((q, k, v, length, positions[:2], mask), "positions"),
+        ((q, k, v, length, positions, mask.int()), "bool"),
+        ((q, k, v, length, positions, mask[:2, :2].contiguous()), r"expected \[3, 3\]"),
+        ((q[:, :3], k, v, length, positions, mask), "expected a multiple"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            attend(ops, case, *inputs)
