@@ -142,7 +142,7 @@ def manifest() -> Manifest:
         latency=(LatencyPoint(graph="w001", rows=1, context=0, median_s=0.02, spread_s=0.001),),
         schedule=Schedule(
             tree="plain",
-            drafter=NgramDrafter(max_match=2, acceptance=((0.5,), (0.7,))),
+            drafter=NgramDrafter(max_match=2, acceptance=((0.5,) * 6, (0.7,) * 6)),
             rest_s=0.0005,
             buckets=(1, 8),
             candidates=(),

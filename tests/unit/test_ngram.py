@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 
+from yggrt.core.schema import NUM_EVIDENCE
 from yggrt.core.schema import NgramDrafter as Parameters
 from yggrt.drafters.calibrate import calibrate_ngram, held_out
 from yggrt.drafters.ngram import (
@@ -14,7 +15,6 @@ from yggrt.drafters.ngram import (
     DEFAULT_PARAMETERS,
     DIFFERING,
     MAX_OCCURRENCES,
-    NUM_COLUMNS,
     ONCE,
     RECENCY,
     NgramDrafter,
@@ -22,7 +22,7 @@ from yggrt.drafters.ngram import (
 
 CORPUS = ((1, 2, 3, 4, 5), (9, 2, 3, 4, 6), (9, 9, 3, 4, 5))
 WITH_CORPUS = msgspec.structs.replace(
-    DEFAULT_PARAMETERS, corpus=CORPUS, corpus_acceptance=((0.2,) * NUM_COLUMNS,) * 2
+    DEFAULT_PARAMETERS, corpus=CORPUS, corpus_acceptance=((0.2,) * NUM_EVIDENCE,) * 2
 )
 
 
@@ -175,6 +175,14 @@ def test_a_text_is_never_its_own_evidence():
             assert drafter.candidates((), 1) == []
 
 
-def test_default_parameters_have_a_value_for_every_kind_of_evidence():
-    assert len(DEFAULT_PARAMETERS.acceptance) == DEFAULT_PARAMETERS.max_match
-    assert all(len(row) == NUM_COLUMNS for row in DEFAULT_PARAMETERS.acceptance)
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (((0.5,) * NUM_EVIDENCE,), "acceptance has 1 rows, wanted max_match = 2"),
+        (((0.5,), (0.5,)), "wanted 6 numbers in 0..1"),
+        (((0.5,) * NUM_EVIDENCE, (1.5,) * NUM_EVIDENCE), "wanted 6 numbers in 0..1"),
+    ],
+)
+def test_a_table_of_the_wrong_size_is_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        Parameters(max_match=2, acceptance=table)

@@ -13,6 +13,7 @@ import msgspec
 from yggrt.core.errors import BundleError
 
 FORMAT_VERSION = 1
+NUM_EVIDENCE = 6
 
 Dtype = Literal["float32", "bfloat16", "int64", "int32", "bool", "uint8"]
 DTYPE_BYTES: dict[str, int] = {
@@ -159,14 +160,25 @@ class LatencyPoint(Record, frozen=True):
 class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
     """Suffix matches in prompt and output, then in `corpus`: texts that the verifier wrote at
     build time. `acceptance[m][c]`: measured share of positions at which the verifier's choice is
-    among the tokens that matches of m + 1 tokens name, c being the kind of evidence (columns of
-    `yggrt.drafters.ngram`); `corpus_acceptance` is the same for matches in the corpus, one row per
+    among the tokens that matches of m + 1 tokens name, c being the kind of evidence (NUM_EVIDENCE
+    columns, named in `yggrt.drafters.ngram`); `corpus_acceptance` is the same for matches in the corpus, one row per
     match length, empty without a corpus."""
 
     max_match: int
     acceptance: tuple[tuple[float, ...], ...]
     corpus: tuple[tuple[int, ...], ...] = ()
     corpus_acceptance: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.acceptance) != self.max_match:
+            raise ValueError(
+                f"acceptance has {len(self.acceptance)} rows, wanted max_match = {self.max_match}"
+            )
+        for row in self.acceptance + self.corpus_acceptance:
+            if len(row) != NUM_EVIDENCE or not all(0 <= share <= 1 for share in row):
+                raise ValueError(
+                    f"an acceptance row is {row}, wanted {NUM_EVIDENCE} numbers in 0..1"
+                )
 
 
 class TreeSpec(Record, frozen=True):

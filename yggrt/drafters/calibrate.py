@@ -11,7 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from yggrt.core import schema
-from yggrt.drafters.ngram import NUM_COLUMNS, NgramDrafter
+from yggrt.core.schema import NUM_EVIDENCE
+from yggrt.drafters.ngram import NgramDrafter
 
 # Prompt ids and the ids that plain decoding emitted after them.
 Recording: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -26,8 +27,8 @@ def calibrate_ngram(
     recordings: Sequence[Recording], *, max_match: int = 8, corpus_match: int = 3
 ) -> schema.NgramDrafter:
     """Parameters with measured acceptance and a corpus of all recordings; `corpus_match` 0 keeps no corpus."""
-    hits = [[0] * NUM_COLUMNS for _ in range(max_match + corpus_match)]
-    tests = [[0] * NUM_COLUMNS for _ in range(max_match + corpus_match)]
+    hits = [[0] * NUM_EVIDENCE for _ in range(max_match + corpus_match)]
+    tests = [[0] * NUM_EVIDENCE for _ in range(max_match + corpus_match)]
     blank = _parameters(recordings, max_match, hits, tests, corpus_match)
     for drafter, fold in held_out(blank, recordings):
         for prompt_ids, output_ids in fold:
@@ -79,7 +80,7 @@ def _corpus(recordings: Sequence[Recording], corpus_match: int) -> tuple[tuple[i
 
 def _shares(hits: list[list[int]], tests: list[list[int]]) -> tuple[tuple[float, ...], ...]:
     rows: list[tuple[float, ...]] = []
-    prior = (PRIOR_ACCEPTANCE,) * NUM_COLUMNS
+    prior = (PRIOR_ACCEPTANCE,) * NUM_EVIDENCE
     for row_hits, row_tests in zip(hits, tests, strict=True):
         prior = tuple(
             (hit + PRIOR_WEIGHT * start) / (test + PRIOR_WEIGHT)

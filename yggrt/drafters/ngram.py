@@ -22,7 +22,6 @@ MAX_CONTINUATIONS = 8
 MIN_REMAINDER = 0.02
 
 ONCE, AGREEING, DIFFERING = range(3)
-NUM_COLUMNS = 6
 
 # Measured on texts of a 135M-parameter chat model (mathematics, code, general): a start where nothing
 # of the verifier at hand is known yet.
