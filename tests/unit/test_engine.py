@@ -141,6 +141,18 @@ def test_a_prompt_that_was_decoded_already_runs_its_last_token_again():
     assert engine.stats.num_reused == 19
 
 
+def test_a_conversation_runs_the_last_emitted_token_with_the_next_prompt():
+    graphs = ScriptedGraphs()
+    engine = make(TREES[2], RandomDrafter(), graphs)
+    engine.start([1, 2, 3])
+    while len(engine.ids) < 20:
+        engine.step()
+    num_before = len(engine.ids)
+    prompt = [*engine.ids, 4, 4]
+    assert decode(engine, prompt, reuse=True) == graphs.plain(prompt, 64 - len(prompt))
+    assert engine.stats.num_reused == num_before - 1
+
+
 def test_without_reuse_nothing_is_kept():
     graphs = ScriptedGraphs()
     engine = make(TREES[2], RandomDrafter(), graphs)
