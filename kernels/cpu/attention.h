@@ -76,13 +76,20 @@ inline std::int64_t attention_scratch_floats(const TreeAttention& a) {
 inline void pack_keys(const float* keys, std::int64_t count, std::int64_t size, float* panels) {
   for (std::int64_t first = 0; first < count; first += kPanel) {
     float* panel = panels + first * size;
+    const float* key = keys + first * size;
     const std::int64_t lanes = std::min<std::int64_t>(kPanel, count - first);
-    for (std::int64_t c = 0; c < lanes; ++c) {
-      const float* key = keys + (first + c) * size;
-      for (std::int64_t d = 0; d < size; ++d) panel[d * kPanel + c] = key[d];
+    std::int64_t done = 0;
+    if (lanes == kPanel) {
+      for (; done + kSquare <= size; done += kSquare) {
+        for (int c = 0; c < kPanel; c += kSquare) {
+          transpose_square(key + c * size + done, size, panel + done * kPanel + c, kPanel);
+        }
+      }
     }
-    for (std::int64_t c = lanes; c < kPanel; ++c) {
-      for (std::int64_t d = 0; d < size; ++d) panel[d * kPanel + c] = 0.0f;
+    for (std::int64_t d = done; d < size; ++d) {
+      for (std::int64_t c = 0; c < kPanel; ++c) {
+        panel[d * kPanel + c] = c < lanes ? key[c * size + d] : 0.0f;
+      }
     }
   }
 }
@@ -113,37 +120,38 @@ inline void multiply_keys(const float* queries, const RowBlocks& blocks, const f
 // the running maximum and total move on. Returns the factor for what was summed before.
 inline float soften_chunk(float* scores, std::int64_t begin, std::int64_t end, float scale,
                           float softcap, float* maximum, float* total) {
-  const float lowest = -std::numeric_limits<float>::infinity();
-  for (std::int64_t j = begin / kLanes * kLanes; j < end; j += kLanes) {
-    vec s = mul(load(scores + j), broadcast(scale));
+  constexpr int kVecs = static_cast<int>(kChunkKeys) / kLanes;
+  if (begin > 0 || end < kChunkKeys) {
+    for (std::int64_t j = 0; j < begin; ++j) scores[j] = 0.0f;
+    for (std::int64_t j = end; j < kChunkKeys; ++j) scores[j] = 0.0f;
+  }
+  vec s[kVecs];
+  for (int v = 0; v < kVecs; ++v) {
+    s[v] = mul(load(scores + v * kLanes), broadcast(scale));
     if (softcap != 0.0f) {
-      s = mul(tanh(div(s, broadcast(softcap))), broadcast(softcap));
+      s[v] = mul(tanh(div(s[v], broadcast(softcap))), broadcast(softcap));
     }
-    store(scores + j, s);
   }
-  std::fill(scores, scores + begin, lowest);
-  std::fill(scores + end, scores + kChunkKeys, lowest);
-  vec largest = load(scores);
-  for (std::int64_t j = kLanes; j < kChunkKeys; j += kLanes) largest = max(largest, load(scores + j));
-  float lanes[kPanel];
-  store(lanes, largest);
-  float next = *maximum;
-  for (int c = 0; c < kLanes; ++c) next = std::max(next, lanes[c]);
+  if (begin > 0 || end < kChunkKeys) {
+    const float lowest = -std::numeric_limits<float>::infinity();
+    for (int v = 0; v < kVecs; ++v) store(scores + v * kLanes, s[v]);
+    for (std::int64_t j = 0; j < begin; ++j) scores[j] = lowest;
+    for (std::int64_t j = end; j < kChunkKeys; ++j) scores[j] = lowest;
+    for (int v = 0; v < kVecs; ++v) s[v] = load(scores + v * kLanes);
+  }
+  vec largest = s[0];
+  for (int v = 1; v < kVecs; ++v) largest = max(largest, s[v]);
+  const float next = std::max(*maximum, largest_lane(largest));
   const float factor = exp(*maximum - next);
-  // 16 partial sums over the four quarters and then halves: the same tree for every lane count.
-  for (int v = 0; v < kVecsPerPanel; ++v) {
-    vec sum = zero();
-    for (std::int64_t j = v * kLanes; j < kChunkKeys; j += kPanel) {
-      const vec weight = exp(sub(load(scores + j), broadcast(next)));
-      store(scores + j, weight);
-      sum = add(sum, weight);
-    }
-    store(lanes + v * kLanes, sum);
+  // 16 sums over the four quarters of the chunk, which is the same for every lane count.
+  vec sums[kVecsPerPanel];
+  for (int v = 0; v < kVecsPerPanel; ++v) sums[v] = zero();
+  for (int v = 0; v < kVecs; ++v) {
+    const vec weight = exp(sub(s[v], broadcast(next)));
+    store(scores + v * kLanes, weight);
+    sums[v % kVecsPerPanel] = add(sums[v % kVecsPerPanel], weight);
   }
-  for (int half = kPanel / 2; half > 0; half /= 2) {
-    for (int c = 0; c < half; ++c) lanes[c] = lanes[c] + lanes[c + half];
-  }
-  *total = *total * factor + lanes[0];
+  *total = *total * factor + add_sixteen(sums);
   *maximum = next;
   return factor;
 }
@@ -294,6 +302,7 @@ class QueryBlock {
     }
     const float factor = soften_chunk(scores, begin, end, a_.scale, a_.softcap, s_.maxima + i,
                                       s_.totals + i);
+    if (factor == 1.0f) return;
     float* sums = s_.sums + i * a_.padded_value_size();
     for (std::int64_t d = 0; d < a_.padded_value_size(); d += kLanes) {
       store(sums + d, mul(load(sums + d), broadcast(factor)));

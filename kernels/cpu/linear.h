@@ -87,7 +87,8 @@ void multiply_panel(const float* packed, const RowBlocks& blocks, std::int64_t n
     const std::int64_t step_bytes = kPanel * sizeof(T) / blocks.num_blocks;
     for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
       const int size = blocks.size(b);
-      const char* ahead = reinterpret_cast<const char*>(chunk + kAheadK * kPanel) + b * bytes_per_pass;
+      const char* ahead =
+          reinterpret_cast<const char*>(chunk + kAheadK * kPanel) + b * bytes_per_pass;
       tile_for<1, T>(size)(packed + blocks.begin(b) * num_k + k * size, 0, chunk, 0, count,
                            total + blocks.begin(b) * kPanel, kPanel, k > 0, {ahead, step_bytes});
     }

@@ -15,6 +15,48 @@ namespace ygg {
 
 using bf16 = std::uint16_t;
 
+#if defined(__x86_64__) && defined(__AVX2__)
+
+// out[c][r] = in[r][c] for a square of kSquare x kSquare floats.
+constexpr int kSquare = 8;
+inline void transpose_square(const float* in, std::int64_t in_stride, float* out,
+                             std::int64_t out_stride) {
+  __m256 a[8];
+  __m256 b[8];
+  for (int r = 0; r < 4; ++r) {
+    // Rows r and r + 4 side by side: what is left is a transposition within 128-bit halves.
+    const float* low = in + r * in_stride;
+    const float* high = in + (r + 4) * in_stride;
+    a[r] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+    a[r + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low + 4)),
+                                    _mm_loadu_ps(high + 4), 1);
+  }
+  for (int h = 0; h < 8; h += 4) {
+    b[h] = _mm256_unpacklo_ps(a[h], a[h + 1]);
+    b[h + 1] = _mm256_unpackhi_ps(a[h], a[h + 1]);
+    b[h + 2] = _mm256_unpacklo_ps(a[h + 2], a[h + 3]);
+    b[h + 3] = _mm256_unpackhi_ps(a[h + 2], a[h + 3]);
+    _mm256_storeu_ps(out + h * out_stride, _mm256_shuffle_ps(b[h], b[h + 2], 0x44));
+    _mm256_storeu_ps(out + (h + 1) * out_stride, _mm256_shuffle_ps(b[h], b[h + 2], 0xEE));
+    _mm256_storeu_ps(out + (h + 2) * out_stride, _mm256_shuffle_ps(b[h + 1], b[h + 3], 0x44));
+    _mm256_storeu_ps(out + (h + 3) * out_stride, _mm256_shuffle_ps(b[h + 1], b[h + 3], 0xEE));
+  }
+}
+
+inline float add_halves(__m256 a) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+inline float largest_lane(__m256 a) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+#endif
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 using vec = __m512;
@@ -54,6 +96,15 @@ inline vec if_less(vec a, vec b, vec yes, vec no) {
 inline vec add_exponent(vec a, vec shifted) {
   return _mm512_castsi512_ps(_mm512_add_epi32(
       _mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+
+inline float largest_lane(vec a) {
+  return largest_lane(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
+// Sum of 16 floats: upper half onto lower half, down to one; the same tree on every machine.
+inline float add_sixteen(const vec* a) {
+  return add_halves(
+      _mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm512_extractf32x8_ps(a[0], 1)));
 }
 
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -97,6 +148,8 @@ inline vec add_exponent(vec a, vec shifted) {
       _mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
 
+inline float add_sixteen(const vec* a) { return add_halves(_mm256_add_ps(a[0], a[1])); }
+
 #elif defined(__aarch64__)
 
 using vec = float32x4_t;
@@ -131,6 +184,26 @@ inline vec if_less(vec a, vec b, vec yes, vec no) { return vbslq_f32(vcltq_f32(a
 inline vec add_exponent(vec a, vec shifted) {
   return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a),
                                          vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
+}
+
+inline float largest_lane(vec a) { return vmaxvq_f32(a); }
+inline float add_sixteen(const vec* a) {
+  const vec four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+constexpr int kSquare = 4;
+inline void transpose_square(const float* in, std::int64_t in_stride, float* out,
+                             std::int64_t out_stride) {
+  const float32x4x2_t a = vtrnq_f32(vld1q_f32(in), vld1q_f32(in + in_stride));
+  const float32x4x2_t b =
+      vtrnq_f32(vld1q_f32(in + 2 * in_stride), vld1q_f32(in + 3 * in_stride));
+  for (int h = 0; h < 2; ++h) {
+    vst1q_f32(out + h * out_stride, vcombine_f32(vget_low_f32(a.val[h]), vget_low_f32(b.val[h])));
+    vst1q_f32(out + (h + 2) * out_stride,
+              vcombine_f32(vget_high_f32(a.val[h]), vget_high_f32(b.val[h])));
+  }
 }
 
 #else

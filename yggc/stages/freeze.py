@@ -58,9 +58,8 @@ def run(
     torch.set_num_threads(context.config.threads)
     prompts = calibration_ids(context, loaded, adapted)[:NUM_GOLDEN]
     difference = _check_against_eager(context, loaded, adapted, bound, prompts[0])
-    acceptance = searched.schedule.drafter.acceptance
     engine = Engine(
-        bound.graphs, bound.graphs.new_cache(), NgramDrafter(len(acceptance), acceptance),
+        bound.graphs, bound.graphs.new_cache(), NgramDrafter(searched.schedule.drafter),
         parse_tree_spec("plain"), lambda rows: 1.0, 0.0, OpenGate(),
     )  # fmt: skip
     ends = set(loaded.eos_ids)

@@ -101,7 +101,7 @@ def build_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> lis
             ThreadPoolExecutor(context.config.jobs) as pool,
         ):
             futures = {
-                pool.submit(stage.ensure, lambda out, job=job: _compile(job, out)): job
+                pool.submit(stage.ensure, lambda out, job=job: compile_job(job, out)): job
                 for job, stage in missing
             }
             try:
@@ -111,19 +111,19 @@ def build_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> lis
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-    return [_open(job, stage.ensure(_never)) for job, stage in zip(jobs, stages, strict=True)]
+    return [open_built(job, stage.ensure(_never)) for job, stage in zip(jobs, stages, strict=True)]
 
 
 def _never(_out: Path) -> None:
     raise AssertionError("the graph was compiled above")
 
 
-def _open(job: GraphJob, folder: Path) -> BuiltGraph:
+def open_built(job: GraphJob, folder: Path) -> BuiltGraph:
     compiled = msgspec.json.decode((folder / COMPILED_FILE).read_bytes(), type=CompiledGraph)
     return BuiltGraph(job, folder, compiled, torch.load(folder / CONSTANTS_FILE))
 
 
-def _compile(job: GraphJob, out: Path) -> None:
+def compile_job(job: GraphJob, out: Path) -> None:
     """One compile in a process of its own; Inductor keeps state that two graphs must not share."""
     job_file = out / "job.json"
     job_file.write_bytes(msgspec.json.encode(job))

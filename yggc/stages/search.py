@@ -19,10 +19,10 @@ from yggc.stages.graphs import bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
 from yggrt.core.schema import Candidate, Record, Schedule
-from yggrt.core.schema import NgramDrafter as NgramRecord
-from yggrt.core.search import choose_buckets, search_schedule
+from yggrt.core.search import choose_buckets, combine, search_schedule
 from yggrt.core.spec import parse_tree_spec
-from yggrt.drafters.ngram import DEFAULT_ACCEPTANCE, NgramDrafter, calibrate_acceptance
+from yggrt.drafters.calibrate import calibrate_ngram, held_out
+from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate, RunningGate
 from yggrt.latency import verify_latency
@@ -69,7 +69,7 @@ def run(
     )
     prompts = calibration_ids(context, loaded, adapted)
     sequences: list[tuple[list[int], list[int]]] = []
-    drafter = NgramDrafter(len(DEFAULT_ACCEPTANCE), DEFAULT_ACCEPTANCE)
+    drafter = NgramDrafter(DEFAULT_PARAMETERS)
     largest = config.buckets[-1]
     default = parse_tree_spec(f"egt:width=4,depth=4,children=8,verify={largest}")
     engine = Engine(
@@ -86,26 +86,26 @@ def run(
             num_passes += engine.stats.num_passes
             progress.advance(1)
     rest_s = host_s / num_passes if num_passes else 0.0
-    acceptance = calibrate_acceptance(sequences)
+    parameters = calibrate_ngram(sequences)
+    folds = held_out(parameters, sequences)
     trees = _candidate_trees(config.buckets) if config.tree == "auto" else [config.tree]
-    drafter = NgramDrafter(len(acceptance), acceptance)
-    with context.reporter.stage("search", total=len(trees)) as progress:
-        replays = []
+    replays = []
+    with context.reporter.stage("search trees", total=len(trees)) as progress:
         for tree in trees:
             spec = parse_tree_spec(tree)
             if spec.policy != "plain":
-                replays.append(
-                    replay(
-                        drafter, spec, sequences, graphs.row_counts, latency, rest_s, RunningGate()
-                    )
-                )
+                parts = [
+                    replay(one, spec, fold, graphs.row_counts, latency, rest_s, RunningGate())
+                    for one, fold in folds
+                ]
+                replays.append(combine(parts))
             progress.advance(1)
     candidates = search_schedule(replays, latency, rest_s)
     chosen = candidates[0].tree if config.tree == "auto" else config.tree
     buckets = next((choose_buckets(r) for r in replays if r.tree == chosen), (1,))
     schedule = Schedule(
         tree=chosen,
-        drafter=NgramRecord(max_match=len(acceptance), acceptance=acceptance),
+        drafter=parameters,
         rest_s=rest_s,
         buckets=buckets,
         candidates=_shortlist(candidates),

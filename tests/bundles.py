@@ -1,0 +1,98 @@
+"""Real bundles for tests, built by the command line once and kept below `.cache/`, which a fresh clone does not have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from tiny_tokenizers import CHATML, byte_level
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).parent.parent
+CACHE = ROOT / ".cache"
+WORK = CACHE / "work"
+RECIPE = ROOT / "artifacts/recipes/smollm2-135m-cpu.toml"
+
+
+def yggc_build(output: Path, *arguments: str | Path) -> Path:
+    """Runs `yggc build`; raises AssertionError with its output if it fails."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "yggc", "build", *map(str, arguments)]
+    command += ["--gpu", "cpu", "-o", str(output), "--work-dir", str(WORK)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output
+
+
+def tiny_config() -> LlamaConfig:
+    """Two layers with grouped heads and tied embeddings; sharp enough logits for ties to be rare."""
+    return LlamaConfig(
+        vocab_size=400,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+
+
+def save_tiny(folder: Path) -> Path:
+    """The tiny model's directory, with a byte-level tokenizer and a chat template; always the same weights."""
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(tiny_config())
+        model.save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=byte_level(), eos_token="<|im_end|>", bos_token="<|im_start|>"
+        )
+        tokenizer.chat_template = CHATML
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_model() -> Path:
+    return save_tiny(CACHE / "tiny-llama")
+
+
+def tiny(graphs: str) -> Path:
+    """The tiny bundle with static buckets 1, 4, 16, 64, or one graph for 1 row and a dynamic one for 2 to 64."""
+    recipe = CACHE / f"tiny-{graphs}.toml"
+    CACHE.mkdir(exist_ok=True)
+    recipe.write_text(
+        f'name = "tiny-{graphs}"\nverifier = "{tiny_model()}"\ngraphs = "{graphs}"\n'
+        "buckets = [1, 4, 16, 64]\nprefill_rows = 16\nmax_model_len = 256\ncalibration_tokens = 8\n"
+        'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
+    )
+    return yggc_build(CACHE / f"tiny-{graphs}.ygg", recipe)
+
+
+def smol(dtype: str = "float32") -> Path:
+    """SmolLM2-135M-Instruct from the recipe; few calibration tokens, since tests choose their trees."""
+    flags = ["--dtype", dtype, "--calibration-tokens", "8"]
+    return yggc_build(CACHE / f"smollm2-{dtype}.ygg", RECIPE, *flags)
+
+
+def smol_gguf() -> Path:
+    """The model file that the recipe fetched."""
+    [path] = WORK.rglob("SmolLM2-135M-Instruct.Q4_1.gguf")
+    return path
+
+
+def reference(source: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """transformers' own model of a directory or GGUF file, eager attention, float32 arithmetic on `dtype` weights."""
+    options = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
+    folder = source.parent if source.suffix == ".gguf" else source
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, **options
+    ).eval()
+    if dtype is not torch.float32:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype).to(torch.float32)
+    return model

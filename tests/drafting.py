@@ -1,0 +1,52 @@
+"""Drafters for exactness tests: full trees around the recorded output, so that rows are accepted at every depth."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from yggrt.core.tree import TokenTree
+
+
+class RecordedDrafter:
+    """The recorded next token at a random rank among random siblings, at every node and depth.
+
+    Off the record, siblings alone: such nodes can be accepted only if the verifier happens to say them.
+    """
+
+    def __init__(self, prompt: Sequence[int], recorded: Sequence[int], vocab_size: int) -> None:
+        self._record = [*prompt, *recorded]
+        self._vocab_size = vocab_size
+        self._context: list[int] = []
+
+    def start(self, ids: Sequence[int]) -> None:
+        self._context = list(ids)
+
+    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
+        history = [*self._context, *path_tokens]
+        rng = random.Random(len(history))
+        tokens = rng.sample(range(self._vocab_size), num)
+        known = len(history) < len(self._record) and history == self._record[: len(history)]
+        if known and self._record[len(history)] not in tokens:
+            tokens[rng.randrange(num)] = self._record[len(history)]
+        # The recorded token is the likelier one, else growth would seldom follow it down.
+        likely = self._record[len(history)] if known else None
+        shares = [0.6 if token == likely else 0.3 / num for token in tokens]
+        return sorted(zip(tokens, shares, strict=True), key=lambda pair: -pair[1])
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._context += tokens
+
+    def rewind(self, num_tokens: int) -> None:
+        del self._context[num_tokens:]
+
+
+def random_tree(rng: random.Random, num_rows: int, vocab_size: int, max_depth: int) -> TokenTree:
+    """A tree of random shape and tokens."""
+    parents, depths = [-1], [0]
+    for row in range(1, num_rows):
+        parent = rng.choice([r for r in range(row) if depths[r] < max_depth])
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    tokens = tuple(rng.randrange(vocab_size) for _ in parents)
+    return TokenTree(tokens, tuple(parents), (1.0,) * num_rows)
