@@ -1,4 +1,6 @@
-"""Real bundles for tests, built by the command line once and kept below `.cache/`, which a fresh clone does not have."""
+"""Real bundles for tests, built by the command line once and kept below `.cache/`, which a fresh
+clone does not have.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from pathlib import Path
 
 import torch
 from tiny_tokenizers import CHATML, byte_level
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
@@ -44,7 +51,9 @@ def tiny_config() -> LlamaConfig:
 
 
 def save_tiny(folder: Path) -> Path:
-    """The tiny model's directory, with a byte-level tokenizer and a chat template; always the same weights."""
+    """The tiny model's directory, with a byte-level tokenizer and a chat template; always the same
+    weights.
+    """
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
         model = LlamaForCausalLM(tiny_config())
@@ -62,7 +71,9 @@ def tiny_model() -> Path:
 
 
 def tiny(graphs: str) -> Path:
-    """The tiny bundle with static buckets 1, 4, 16, 64, or one graph for 1 row and a dynamic one for 2 to 64."""
+    """The tiny bundle with static buckets 1, 4, 16, 64, or one graph for 1 row and a dynamic one
+    for 2 to 64.
+    """
     recipe = CACHE / f"tiny-{graphs}.toml"
     CACHE.mkdir(exist_ok=True)
     recipe.write_text(
@@ -74,7 +85,9 @@ def tiny(graphs: str) -> Path:
 
 
 def smol(dtype: str = "float32") -> Path:
-    """SmolLM2-135M-Instruct from the recipe; few calibration tokens, since tests choose their trees."""
+    """SmolLM2-135M-Instruct from the recipe; few calibration tokens, since tests choose their
+    trees.
+    """
     flags = ["--dtype", dtype, "--calibration-tokens", "8"]
     return yggc_build(CACHE / f"smollm2-{dtype}.ygg", RECIPE, *flags)
 
@@ -86,7 +99,9 @@ def smol_gguf() -> Path:
 
 
 def reference(source: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """transformers' own model of a directory or GGUF file, eager attention, float32 arithmetic on `dtype` weights."""
+    """transformers' own model of a directory or GGUF file, eager attention, float32 arithmetic on
+    `dtype` weights.
+    """
     options = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
     folder = source.parent if source.suffix == ".gguf" else source
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,6 @@
-"""Drafters for exactness tests: full trees around the recorded output, so that rows are accepted at every depth."""
+"""Drafters for exactness tests: full trees around the recorded output, so that rows are accepted
+at every depth.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from yggrt.core.tree import TokenTree
 class RecordedDrafter:
     """The recorded next token at a random rank among random siblings, at every node and depth.
 
-    Off the record, siblings alone: such nodes can be accepted only if the verifier happens to say them.
+    Off the record, siblings alone: such nodes can be accepted only if the verifier happens to say
+    them.
     """
 
     def __init__(self, prompt: Sequence[int], recorded: Sequence[int], vocab_size: int) -> None:

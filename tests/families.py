@@ -1,5 +1,7 @@
-"""Tiny random configurations of the covered families, one per modelling file. Windows are 8 tokens, so that a short
-run passes them; sizes are multiples of nothing in particular where the architecture allows it."""
+"""Tiny random configurations of the covered families, one per modelling file. Windows are 8
+tokens, so that a short run passes them; sizes are multiples of nothing in particular where the
+architecture allows it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,13 @@ def families() -> dict[str, PreTrainedConfig]:
         ),
         "phi3": _sized(Phi3Config, pad_token_id=0),
         "gpt2": GPT2Config(
-            vocab_size=203, n_embd=48, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2
+            vocab_size=203,
+            n_embd=48,
+            n_layer=2,
+            n_head=4,
+            n_positions=256,
+            bos_token_id=1,
+            eos_token_id=2,
         ),
         "gpt_neox": GPTNeoXConfig(
             vocab_size=203,

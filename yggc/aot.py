@@ -1,7 +1,8 @@
-"""One adapted model at one row count becomes one compiled graph. `profile` and `freeze` both use what comes out here.
+"""One adapted model at one row count becomes one compiled graph. `profile` and `freeze` both use
+what comes out here.
 
-Compiles from fake weights: a graph depends on the model's shape, never on its values. Facts of AOTInductor that the
-settings below rely on are in docs/architecture.md.
+Compiles from fake weights: a graph depends on the model's shape, never on its values. Facts of
+AOTInductor that the settings below rely on are in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import msgspec
 from yggc.errors import StageError
 from yggrt.core.schema import KvLayer, TensorSpec
 
-# Graph code holds elementwise glue only; the operators carry the wide vectors. One level keeps graphs portable.
+# Graph code holds elementwise glue only; the operators carry the wide vectors. One level keeps
+# graphs portable.
 GLUE_MARCH = "x86-64-v3"
 GLUE_ISA = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 
@@ -45,7 +47,9 @@ class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Content hash: equal keys give equal graphs. Where the operators' library lies does not matter."""
+        """Content hash: equal keys give equal graphs. Where the operators' library lies does not
+        matter.
+        """
         parts = {k: v for k, v in msgspec.to_builtins(self).items() if k != "operators"}
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
@@ -116,7 +120,9 @@ OUTPUT_NAMES = ["ids", "logits", "hidden", "hazards"]
 
 @contextlib.contextmanager
 def _inductor_settings(scratch: Path) -> Iterator[dict[str, Any]]:
-    """Settings of one compile; caches go to `scratch`, so that a killed build leaves nothing behind elsewhere."""
+    """Settings of one compile; caches go to `scratch`, so that a killed build leaves nothing
+    behind elsewhere.
+    """
     import torch._inductor.config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
@@ -125,7 +131,8 @@ def _inductor_settings(scratch: Path) -> Iterator[dict[str, Any]]:
         "cpp.threads": 1,
         "aot_inductor.package_constants_in_so": False,
         "freezing": False,
-        # A small tensor would otherwise be inlined into the code, and a graph must not depend on values.
+        # A small tensor would otherwise be inlined into the code, and a graph must not depend on
+        # values.
         "always_keep_tensor_constants": True,
         # Worker processes are ours; Inductor's own pool would outlive a kill.
         "compile_threads": 1,
@@ -133,7 +140,9 @@ def _inductor_settings(scratch: Path) -> Iterator[dict[str, Any]]:
     }
     if os.uname().machine == "x86_64":
         changes |= {"cpp.simdlen": 256, "cpp.march": GLUE_MARCH}
-    with inductor.patch({name: value for name, value in changes.items() if name in _known(inductor)}):
+    with inductor.patch(
+        {name: value for name, value in changes.items() if name in _known(inductor)}
+    ):
         yield {}
 
 
@@ -144,8 +153,8 @@ def _known(inductor: Any) -> set[str]:
 def export(job: GraphJob) -> tuple[Any, Any, list[Any]]:
     """Adapts and exports: (exported program, adapted skeleton, example inputs)."""
     import torch
-
     from ygg_kernels.ops import load_library
+
     from yggc.models.adapt import adapt
     from yggc.models.fuse import join_linears, refuse_foreign_products
 
@@ -168,7 +177,8 @@ def export(job: GraphJob) -> tuple[Any, Any, list[Any]]:
 
 
 def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
-    """Exports and compiles `job` into `out`: graph.so, graph.json, constants.pt (values the graph brings itself).
+    """Exports and compiles `job` into `out`: graph.so, graph.json, constants.pt (values the graph
+    brings itself).
 
     Raises SourceError for a model that cannot be exact, StageError if Inductor fails.
     """
@@ -192,7 +202,9 @@ def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
     fqns = _constant_names(out)
     own = {name: value for name, value in _own_constants(program).items() if name in fqns}
     torch.save(own, out / "constants.pt")
-    results = [node.meta["val"] for node in program.graph.output_node().args[0]][-len(OUTPUT_NAMES) :]
+    results = [node.meta["val"] for node in program.graph.output_node().args[0]][
+        -len(OUTPUT_NAMES) :
+    ]
     return CompiledGraph(
         inputs=_describe(input_names(job.kind, len(adapted.kv_layers)), inputs),
         outputs=_describe(OUTPUT_NAMES, results),
@@ -220,7 +232,9 @@ def _constant_names(out: Path) -> set[str]:
 
 
 def _own_constants(program: Any) -> dict[str, Any]:
-    """Buffers and lifted constants of an exported program: values that come from code, not from a checkpoint."""
+    """Buffers and lifted constants of an exported program: values that come from code, not from a
+    checkpoint.
+    """
     values = {**dict(program.named_buffers()), **program.constants}
     return {name: value.detach().clone() for name, value in values.items()}
 

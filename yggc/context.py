@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ygg_kernels.build import BuiltLibrary, build_library
+
 from yggc.config import BuildConfig
 from yggc.models.checkpoint import Checkpoint, open_checkpoint
 from yggc.models.source import resolve_source
@@ -16,7 +17,8 @@ from yggc.workdir import WorkDir
 
 @dataclass(frozen=True)
 class Context:
-    """Configuration, work directory and reporter of one build, and what is opened at most once in it.
+    """Configuration, work directory and reporter of one build, and what is opened at most once in
+    it.
 
     `folders` holds the output folder of each stage that is done.
     """

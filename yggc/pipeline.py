@@ -1,4 +1,6 @@
-"""The compiler as one list of stages. Each takes the records before it and leaves a record and a folder of its own."""
+"""The compiler as one list of stages. Each takes the records before it and leaves a record and a
+folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ RECORD_FILE = "record.json"
 
 
 class Stage(NamedTuple):
-    """`key` says what the output depends on, `run` makes it; inputs are the records of all stages before."""
+    """`key` says what the output depends on, `run` makes it; inputs are the records of all stages
+    before.
+    """
 
     name: str
     record: type[Record]
@@ -41,9 +45,11 @@ STAGE_NAMES = (*(stage.name for stage in STAGES), "pack")
 
 
 def build(config: BuildConfig, reporter: Reporter, stop_after: str | None = None) -> BuildResult:
-    """Builds what `config` asks for; stages whose inputs have not changed are taken from the work directory.
+    """Builds what `config` asks for; stages whose inputs have not changed are taken from the work
+    directory.
 
-    Raises the YggError of whatever the user can fix; then no bundle is written and finished stages are kept.
+    Raises the YggError of whatever the user can fix; then no bundle is written and finished stages
+    are kept.
     """
     if stop_after is not None and stop_after not in STAGE_NAMES:
         raise RecipeError(
@@ -63,7 +69,9 @@ def build(config: BuildConfig, reporter: Reporter, stop_after: str | None = None
         if not fresh:
             cached.append(stage.name)
         if stage.name == stop_after:
-            return BuildResult(config.name, None, {}, seconds, tuple(cached), stopped_after=stage.name)
+            return BuildResult(
+                config.name, None, {}, seconds, tuple(cached), stopped_after=stage.name
+            )
     started = perf_counter()
     with reporter.stage("pack"):
         manifest = pack.run(context, *records)  # type: ignore[arg-type]
@@ -94,9 +102,11 @@ def _result(
     weights = sum(spec.num_bytes for spec in manifest.weights.values())
     total = output.stat().st_size
     schedule = manifest.schedule
-    best = next(c for c in schedule.candidates if c.tree == schedule.tree) if any(
-        c.tree == schedule.tree for c in schedule.candidates
-    ) else None
+    best = (
+        next(c for c in schedule.candidates if c.tree == schedule.tree)
+        if any(c.tree == schedule.tree for c in schedule.candidates)
+        else None
+    )
     chosen: dict[str, Any] = {"tree": schedule.tree, "buckets": list(schedule.buckets)}
     if best is not None:
         chosen["predicted mean acceptance length"] = best.mean_acceptance_length

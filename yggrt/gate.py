@@ -10,7 +10,9 @@ from typing import Protocol
 
 
 class Gate(Protocol):
-    """Says before each pass whether to draft and how far to trust, and hears after it what came out."""
+    """Says before each pass whether to draft and how far to trust, and hears after it what came
+    out.
+    """
 
     @property
     def is_open(self) -> bool:
@@ -46,14 +48,16 @@ class OpenGate:
 
 @dataclass(slots=True)
 class RunningGate:
-    """Trust is accepted over expected tokens of recent passes, as if `prior` of `prior` had been accepted before.
+    """Trust is accepted over expected tokens of recent passes, as if `prior` of `prior` had been
+    accepted before.
 
-    A lower trust makes smaller trees the better choice, and in the end plain passes. Evidence fades by `memory` with
-    each tree pass and by `idle_memory` with each plain one, so distrust does not last for ever. Below `floor` the gate
-    closes for `first_pause` passes and then lets trees be tried; each time that they fail again it closes for twice
-    as long, up to `max_pause`.
+    A lower trust makes smaller trees the better choice, and in the end plain passes. Evidence
+    fades by `memory` with each tree pass and by `idle_memory` with each plain one, so distrust
+    does not last for ever. Below `floor` the gate closes for `first_pause` passes and then lets
+    trees be tried; each time that they fail again it closes for twice as long, up to `max_pause`.
 
-    With a useless drafter, trees that cost up to twice a plain pass lose some two passes per prompt in all.
+    With a useless drafter, trees that cost up to twice a plain pass lose some two passes per
+    prompt in all.
     """
 
     prior: float = 2.0

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def open_loader(directory: Path) -> Any:
-    """torch's loader on an unpacked graph directory (`graph.so`, `graph.json`); starts no compiler.
+    """torch's loader on an unpacked graph directory (`graph.so`, `graph.json`); starts no
+    compiler.
 
     The stock `aoti_load_package` compiles a C++ probe at load and parses its specs at every call.
     """
@@ -30,9 +31,13 @@ def open_loader(directory: Path) -> Any:
 
 
 class CompiledPass:
-    """One compiled graph, its weights bound; rows beyond a tree's own are padding that nobody sees."""
+    """One compiled graph, its weights bound; rows beyond a tree's own are padding that nobody
+    sees.
+    """
 
-    def __init__(self, spec: GraphSpec, directory: Path, constants: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, spec: GraphSpec, directory: Path, constants: dict[str, torch.Tensor]
+    ) -> None:
         self.spec = spec
         self._loader = open_loader(directory)
         wanted = set(self._loader.get_constant_fqns())
@@ -42,7 +47,8 @@ class CompiledPass:
                 f"graph '{spec.name}' and the weight table disagree about constant '{missing}'",
                 "the bundle is damaged; build it again",
             )
-        # use_inactive, check_full_update, user_managed: pointers are stored, nothing is copied, nothing is checked.
+        # use_inactive, check_full_update, user_managed: pointers are stored, nothing is copied,
+        # nothing is checked.
         self._loader.load_constants(constants, False, True, True)
 
     def padded_rows(self, num_rows: int) -> int:
@@ -74,9 +80,11 @@ class CompiledPass:
 
 
 class AotGraphs:
-    """The graphs of one bundle (see `yggrt.core.passes.Graphs`). One decoding thread; a cache per sequence.
+    """The graphs of one bundle (see `yggrt.core.passes.Graphs`). One decoding thread; a cache per
+    sequence.
 
-    `constants` gives, per graph, the tensors by the graph's own names. `operators` is the loaded operator namespace.
+    `constants` gives, per graph, the tensors by the graph's own names. `operators` is the loaded
+    operator namespace.
     """
 
     def __init__(
@@ -87,13 +95,21 @@ class AotGraphs:
     ) -> None:
         self.model = model
         self._operators = operators
-        passes = [CompiledPass(spec, directory, constants) for spec, directory, constants in graphs]
+        passes = [
+            CompiledPass(spec, directory, constants) for spec, directory, constants in graphs
+        ]
         self._verify = sorted(
             (one for one in passes if one.spec.kind == "verify"), key=lambda one: one.spec.max_rows
         )
         [self._prefill] = [one for one in passes if one.spec.kind == "prefill"]
         self._row_counts = tuple(
-            sorted({n for one in self._verify for n in range(one.spec.min_rows, one.spec.max_rows + 1)})
+            sorted(
+                {
+                    n
+                    for one in self._verify
+                    for n in range(one.spec.min_rows, one.spec.max_rows + 1)
+                }
+            )
         )
 
     @classmethod

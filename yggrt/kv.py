@@ -8,9 +8,11 @@ from yggrt.core.schema import ModelInfo
 
 
 class KvCache:
-    """Per layer keys [1, heads, slots, key_dim] and values [1, heads, slots, value_dim], float32, one slot per token.
+    """Per layer keys [1, heads, slots, key_dim] and values [1, heads, slots, value_dim], float32,
+    one slot per token.
 
-    `slots` exceeds the context limit by the largest graph's rows, so that a full pass fits at the end of the context.
+    `slots` exceeds the context limit by the largest graph's rows, so that a full pass fits at the
+    end of the context.
     """
 
     def __init__(self, model: ModelInfo) -> None:

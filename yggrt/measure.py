@@ -1,4 +1,6 @@
-"""Times compiled graphs as the engine calls them: the compiler's profile and the runtime's measurements share it."""
+"""Times compiled graphs as the engine calls them: the compiler's profile and the runtime's
+measurements share it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from yggrt.core.tree import TokenTree
 
 
 class Timing(NamedTuple):
-    """Median and interquartile range of one pass, in seconds. `prefill` or `verify` over `rows` rows."""
+    """Median and interquartile range of one pass, in seconds. `prefill` or `verify` over `rows`
+    rows.
+    """
 
     kind: str
     rows: int
@@ -28,10 +32,11 @@ def time_graphs(
     num_rounds: int,
     on_pass: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
-    """Times a verify pass at each row count and a full prefill pass, over prefixes of the given lengths.
+    """Times a verify pass at each row count and a full prefill pass, over prefixes of the given
+    lengths.
 
-    The calls take turns, so that a slow spell of the machine falls on all of them; the first round is warm-up.
-    `on_pass` is called after every pass.
+    The calls take turns, so that a slow spell of the machine falls on all of them; the first round
+    is warm-up. `on_pass` is called after every pass.
     """
     cache = graphs.new_cache()
     calls: dict[tuple[str, int, int], Callable[[], object]] = {}
@@ -42,8 +47,8 @@ def time_graphs(
                 cache, tree, context
             )
         tokens = (0,) * graphs.prefill_rows
-        calls["prefill", graphs.prefill_rows, context] = (
-            lambda tokens=tokens, context=context: graphs.prefill(cache, tokens, context)
+        calls["prefill", graphs.prefill_rows, context] = lambda tokens=tokens, context=context: (
+            graphs.prefill(cache, tokens, context)
         )
     seconds: dict[tuple[str, int, int], list[float]] = {key: [] for key in calls}
     for turn in range(num_rounds + 1):

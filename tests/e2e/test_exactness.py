@@ -1,4 +1,6 @@
-"""Tree decoding emits what plain decoding emits, bit for bit, and plain decoding what transformers emits."""
+"""Tree decoding emits what plain decoding emits, bit for bit, and plain decoding what transformers
+emits.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def session(tiny_bundle: Path) -> Session:
 
 def prompts(num: int, vocab_size: int, lengths: tuple[int, ...]) -> list[list[int]]:
     rng = random.Random(5)
-    return [[rng.randrange(3, vocab_size) for _ in range(lengths[i % len(lengths)])] for i in range(num)]
+    return [
+        [rng.randrange(3, vocab_size) for _ in range(lengths[i % len(lengths)])]
+        for i in range(num)
+    ]
 
 
 def full_tree_ids(session: Session, tree: str, prompt: list[int], plain: list[int]) -> list[int]:
@@ -58,7 +63,11 @@ def test_plain_decoding_says_what_transformers_says(session: Session, tiny_refer
         done = session.generate(prompt, max_tokens=40, plain=True, ignore_eos=True)
         with torch.no_grad():
             out = tiny_reference.generate(
-                torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
+                torch.tensor([prompt]),
+                max_new_tokens=40,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
             )
         assert done.ids == out[0, len(prompt) :].tolist()
 
@@ -117,7 +126,9 @@ def test_the_context_limit_ends_both_the_same_way(session: Session) -> None:
     for length in (limit - 1, limit - 2, limit - 9):
         prompt = prompts(1, 400, (length,))[0]
         plain = session.generate(prompt, max_tokens=100, plain=True, ignore_eos=True)
-        tree = session.generate(prompt, max_tokens=100, tree=TREES[4], gated=False, ignore_eos=True)
+        tree = session.generate(
+            prompt, max_tokens=100, tree=TREES[4], gated=False, ignore_eos=True
+        )
         assert tree.ids == plain.ids
         assert len(plain.ids) == limit - length
         assert plain.finish_reason == tree.finish_reason == "length"

@@ -1,10 +1,11 @@
-"""Every covered family, adapted, exported and run from its compiled graph, against transformers eager."""
+"""Every covered family, adapted, exported and run from its compiled graph, against transformers
+eager.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import bundles
@@ -12,9 +13,9 @@ import pytest
 import torch
 from families import families
 from transformers import AutoModelForCausalLM
-
 from ygg_kernels.build import build_library
 from ygg_kernels.ops import load_library
+
 from yggc.aot import GraphJob, compiler_digest
 from yggc.errors import SourceError
 from yggc.models.adapt import Adapted, adapt
@@ -79,7 +80,9 @@ def open_pass(built: BuiltGraph, adapted: Adapted, state: dict[str, torch.Tensor
 @pytest.mark.tiny
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family(name: str, graphs: dict[str, Future[BuiltGraph]], operators: Any) -> None:
-    """Three chains of five rows, the last beyond a window of eight, then a tree: logits within 1e-4 of eager."""
+    """Three chains of five rows, the last beyond a window of eight, then a tree: logits within
+    1e-4 of eager.
+    """
     config = FAMILIES[name]
     torch.manual_seed(0)
     reference: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -114,7 +117,10 @@ def test_family(name: str, graphs: dict[str, Future[BuiltGraph]], operators: Any
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "dynamic",
+        ),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
     ],

@@ -21,7 +21,9 @@ UNIFORM = (F(1, 3),) * 3
 
 
 def enumerate_law() -> dict[tuple[int, ...], F]:
-    """Probability of every emitted token sequence: each row's token is drawn before the walk, once."""
+    """Probability of every emitted token sequence: each row's token is drawn before the walk,
+    once.
+    """
     law: dict[tuple[int, ...], F] = defaultdict(F)
     rows = [LAW.get(row, UNIFORM) for row in range(TREE.num_nodes)]
     for choice in product(range(3), repeat=TREE.num_nodes):

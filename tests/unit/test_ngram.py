@@ -1,4 +1,6 @@
-"""The n-gram drafter: its evidence against a brute-force search, its bookkeeping, and its calibration."""
+"""The n-gram drafter: its evidence against a brute-force search, its bookkeeping, and its
+calibration.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def test_the_newest_of_two_continuations_comes_first():
 
 def test_a_path_is_matched_as_if_it_were_context():
     drafter = drafter_over([1, 2, 3, 4, 5, 1])
-    assert drafter.candidates((2, 3), 1) == drafter_over([1, 2, 3, 4, 5, 1, 2, 3]).candidates((), 1)
+    assert drafter.candidates((2, 3), 1) == drafter_over([1, 2, 3, 4, 5, 1, 2, 3]).candidates(
+        (), 1
+    )
     assert drafter.candidates((9,), 4) == []
 
 

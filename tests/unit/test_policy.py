@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fractions import Fraction as F
 
 import pytest
-
 from scripted import RandomDrafter
+
 from yggrt.core.spec import parse_tree_spec
 from yggrt.policies import policy_for
 

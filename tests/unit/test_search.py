@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs, UselessDrafter
+
 from yggrt.core.search import Replay, choose_buckets, combine, search_schedule
 from yggrt.core.spec import parse_tree_spec
 from yggrt.engine import Engine

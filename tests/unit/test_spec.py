@@ -24,9 +24,9 @@ def test_format_is_the_inverse_of_parse(text):
 
 
 def test_every_field_is_read():
-    assert parse_tree_spec(
-        "egt:width=4,depth=3,children=9,verify=12,frontier=level"
-    ) == TreeSpec(policy="egt", width=4, depth=3, children=9, verify=12, frontier="level")
+    assert parse_tree_spec("egt:width=4,depth=3,children=9,verify=12,frontier=level") == TreeSpec(
+        policy="egt", width=4, depth=3, children=9, verify=12, frontier="level"
+    )
     assert parse_tree_spec("static:parents=0/0/1/3") == TreeSpec(
         policy="static", depth=3, verify=5, parents=(0, 0, 1, 3)
     )

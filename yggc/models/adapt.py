@@ -1,10 +1,12 @@
 """A Hugging Face model becomes a static, exportable module without any code per architecture.
 
-transformers' modelling code stays the definition of the verifier. Three things are substituted: the attention function,
-the cache layer, and the modules that hold matrices. What cannot be exact is refused by name.
+transformers' modelling code stays the definition of the verifier. Three things are substituted:
+the attention function, the cache layer, and the modules that hold matrices. What cannot be exact
+is refused by name.
 
-What is covered: decoder-only models whose layers call transformers' attention interface. What is not: encoder-decoder
-models, recurrent layers, rope types that depend on the length of the call, attention with terms the operator lacks.
+What is covered: decoder-only models whose layers call transformers' attention interface. What is
+not: encoder-decoder models, recurrent layers, rope types that depend on the length of the call,
+attention with terms the operator lacks.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.initialization import no_init_weights
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
+from ygg_kernels.ops import Operators
 
 from yggc.errors import SourceError
 from yggc.models.packing import packed_shape
-from ygg_kernels.ops import Operators
 from yggrt.core.schema import KvLayer
 
 ATTENTION = "ygg_tree"
 PREDICTOR_HIDDEN = 64
 
-# Arguments of the attention interface that change nothing for a decoder at inference, or that arrive by another way.
+# Arguments of the attention interface that change nothing for a decoder at inference, or that
+# arrive by another way.
 _IGNORED_ATTENTION_ARGUMENTS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "output_attentions"}
 )
@@ -41,7 +44,9 @@ _IGNORED_ATTENTION_ARGUMENTS = frozenset(
 
 @dataclass
 class Step:
-    """The inputs of one pass, and what the pass found, shared by all attention modules of one model."""
+    """The inputs of one pass, and what the pass found, shared by all attention modules of one
+    model.
+    """
 
     operators: Operators
     length: torch.Tensor | None = None  # [1] int64
@@ -65,7 +70,8 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface on top of the tree-attention operator.
 
-    query [1, heads, V, key_dim]; key and value are the whole cache of the layer. Returns [1, V, heads, value_dim].
+    query [1, heads, V, key_dim]; key and value are the whole cache of the layer. Returns [1, V,
+    heads, value_dim].
     """
     unknown = {
         name
@@ -101,7 +107,9 @@ def _no_mask(*_args: Any, **_arguments: Any) -> None:
 
 
 class TreeCacheLayer(CacheLayerMixin):
-    """One layer's preallocated cache: new rows go to the step's slots, the whole tensor comes back."""
+    """One layer's preallocated cache: new rows go to the step's slots, the whole tensor comes
+    back.
+    """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, step: Step) -> None:
         super().__init__()
@@ -136,7 +144,9 @@ class TreeCacheLayer(CacheLayerMixin):
 
 
 class PackedLinear(nn.Module):
-    """A product with packed weights [ceil(N/16), K, 16]; float32 in and out, one accumulation order."""
+    """A product with packed weights [ceil(N/16), K, 16]; float32 in and out, one accumulation
+    order.
+    """
 
     def __init__(
         self,
@@ -176,7 +186,9 @@ class _PackedLookup(nn.Embedding):
 
 
 class RowLayerNorm(nn.Module):
-    """LayerNorm as mean, squared difference, mean: TorchInductor treats `native_layer_norm` of one row differently."""
+    """LayerNorm as mean, squared difference, mean: TorchInductor treats `native_layer_norm` of one
+    row differently.
+    """
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
@@ -191,7 +203,9 @@ class RowLayerNorm(nn.Module):
 
 
 class DepthPredictor(nn.Module):
-    """Hazards [V, max_depth] in (0, 1) from hidden rows [V, hidden_size]; its weights are placeholders until trained."""
+    """Hazards [V, max_depth] in (0, 1) from hidden rows [V, hidden_size]; its weights are
+    placeholders until trained.
+    """
 
     def __init__(self, operators: Operators, hidden_size: int, max_depth: int) -> None:
         super().__init__()
@@ -210,9 +224,10 @@ def _cache_argument(model: nn.Module) -> str:
 class StaticForward(nn.Module):
     """The one graph kind: V rows of a tree at given slots over a visible prefix.
 
-    Inputs: tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill` row [1] int64, then
-    keys and values of every layer, which are written in place. `verify` returns ids [V] int64, logits [V, vocab],
-    hidden [V, hidden_size], hazards [V, max_depth]; `prefill` gives hidden of all rows and the others of row `row`.
+    Inputs: tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill`
+    row [1] int64, then keys and values of every layer, which are written in place. `verify`
+    returns ids [V] int64, logits [V, vocab], hidden [V, hidden_size], hazards [V, max_depth];
+    `prefill` gives hidden of all rows and the others of row `row`.
     """
 
     def __init__(self, model: nn.Module, step: Step, predictor: DepthPredictor, kind: str) -> None:
@@ -273,7 +288,9 @@ def refuse_inexact(config: Any) -> None:
     kind = config.model_type
     tip = "see the list of covered families in docs/architecture.md"
     if getattr(config, "is_encoder_decoder", False):
-        raise SourceError(f"'{kind}' is an encoder-decoder model; a verifier must be decoder-only", tip)
+        raise SourceError(
+            f"'{kind}' is an encoder-decoder model; a verifier must be decoder-only", tip
+        )
     layer_types = set(getattr(config, "layer_types", None) or ())
     foreign = layer_types - {"full_attention", "sliding_attention"}
     if foreign:
@@ -294,7 +311,8 @@ def refuse_inexact(config: Any) -> None:
 
 
 def _swap(model: nn.Module, operators: Operators, dtype: torch.dtype) -> dict[str, bool]:
-    """Replaces, in place, every module that holds a matrix by its packed form, and every LayerNorm.
+    """Replaces, in place, every module that holds a matrix by its packed form, and every
+    LayerNorm.
 
     Returns the packed parameters, each with whether the checkpoint stores it transposed.
     """
@@ -313,14 +331,17 @@ def _swap(model: nn.Module, operators: Operators, dtype: torch.dtype) -> dict[st
             continue
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, packed)
-    # A subclass may scale what it looks up, so the class is extended in front of nn.Embedding rather than replaced.
+    # A subclass may scale what it looks up, so the class is extended in front of nn.Embedding
+    # rather than replaced.
     lookup = model.get_input_embeddings()
     kind = type(lookup)
     bases = (_PackedLookup,) if kind is nn.Embedding else (kind, _PackedLookup)
     shape = packed_shape(*lookup.weight.shape)
     lookup.__class__ = type(f"Packed{kind.__name__}", bases, {})
     lookup.operators = operators
-    lookup.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+    lookup.weight = nn.Parameter(
+        torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False
+    )
     matrices |= {
         f"{name}.weight": False for name, module in model.named_modules() if module is lookup
     }
@@ -329,10 +350,11 @@ def _swap(model: nn.Module, operators: Operators, dtype: torch.dtype) -> dict[st
 
 @dataclass(frozen=True)
 class Adapted:
-    """A skeleton whose parameters hold no values, and what the weights and the runtime must know of it.
+    """A skeleton whose parameters hold no values, and what the weights and the runtime must know
+    of it.
 
-    `matrices` maps each packed parameter to whether the checkpoint stores it transposed ([K, N]); `tied` maps an alias
-    to the parameter it shares. All names are those of the transformers model.
+    `matrices` maps each packed parameter to whether the checkpoint stores it transposed ([K, N]);
+    `tied` maps an alias to the parameter it shares. All names are those of the transformers model.
     """
 
     model: nn.Module
@@ -350,21 +372,29 @@ class Adapted:
 
 def load_config(config_json: dict[str, Any]) -> Any:
     """A transformers configuration from its JSON form, with none of this process's state shared."""
-    fields = {k: v for k, v in config_json.items() if k not in ("transformers_version", "model_type")}
+    fields = {
+        k: v for k, v in config_json.items() if k not in ("transformers_version", "model_type")
+    }
     return AutoConfig.for_model(config_json["model_type"], **fields)
 
 
 def _observe_cache(
     model: nn.Module, step: Step, num_layers: int, argument: str
 ) -> tuple[KvLayer, ...]:
-    """Cache shapes of every layer, seen in a one-row call; raises SourceError if a layer attends some other way."""
+    """Cache shapes of every layer, seen in a one-row call; raises SourceError if a layer attends
+    some other way.
+    """
     seen: list[KvLayer] = []
 
     class Observer(TreeCacheLayer):
         def update(
             self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_more: Any
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            heads, key_dim, value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+            heads, key_dim, value_dim = (
+                key_states.shape[1],
+                key_states.shape[3],
+                value_states.shape[3],
+            )
             seen.append(KvLayer(num_heads=heads, key_dim=key_dim, value_dim=value_dim))
             return key_states, value_states
 
@@ -394,8 +424,8 @@ def _build(config: Any) -> nn.Module:
 def _give_addresses(module: nn.Module) -> None:
     """Gives meta parameters memory that is reserved and never touched, keeping shared ones shared.
 
-    Fake tensors would do for export, but Inductor takes two constants of one shape for the same if their addresses
-    are equal, and fake tensors all lie at 0.
+    Fake tensors would do for export, but Inductor takes two constants of one shape for the same if
+    their addresses are equal, and fake tensors all lie at 0.
     """
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
@@ -417,8 +447,12 @@ def _tied_names(model: nn.Module) -> dict[str, str]:
     return tied
 
 
-def adapt(config_json: dict[str, Any], operators: Operators, max_depth: int, weight_dtype: str) -> Adapted:
-    """The adapted skeleton of a model; raises SourceError for an architecture that cannot be exact."""
+def adapt(
+    config_json: dict[str, Any], operators: Operators, max_depth: int, weight_dtype: str
+) -> Adapted:
+    """The adapted skeleton of a model; raises SourceError for an architecture that cannot be
+    exact.
+    """
     config = load_config(config_json)
     refuse_inexact(config)
     AttentionInterface.register(ATTENTION, _attend)
@@ -441,7 +475,5 @@ def adapt(config_json: dict[str, Any], operators: Operators, max_depth: int, wei
     _give_addresses(model)
     _give_addresses(predictor)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        kv_layers = _observe_cache(
-            model, step, config.num_hidden_layers, _cache_argument(model)
-        )
+        kv_layers = _observe_cache(model, step, config.num_hidden_layers, _cache_argument(model))
     return Adapted(model, step, predictor, config, matrices, tied, kv_layers)

@@ -1,4 +1,6 @@
-"""Passes over an exported graph: join products that share an input, and refuse products outside our operators."""
+"""Passes over an exported graph: join products that share an input, and refuse products outside
+our operators.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,12 @@ import operator
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
-
 from ygg_kernels.ops import Operators
+
 from yggc.errors import SourceError
 
-# aten products whose accumulation order over the contracted dimension depends on the number of rows.
+# aten products whose accumulation order over the contracted dimension depends on the number of
+# rows.
 _PRODUCTS = frozenset(
     {
         "aten::addmm",
@@ -36,7 +39,9 @@ def _contracted_size(node: Node) -> int:
 
 
 def refuse_foreign_products(program: ExportedProgram) -> None:
-    """Raises SourceError if a row's bits could depend on how many rows the call has (a contraction over 1 cannot)."""
+    """Raises SourceError if a row's bits could depend on how many rows the call has (a contraction
+    over 1 cannot).
+    """
     for node in program.graph.nodes:
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             continue
@@ -49,7 +54,9 @@ def refuse_foreign_products(program: ExportedProgram) -> None:
 
 
 def join_linears(program: ExportedProgram, operators: Operators) -> int:
-    """Replaces single products of one input (q/k/v, gate/up) by one call; returns how many calls it saved."""
+    """Replaces single products of one input (q/k/v, gate/up) by one call; returns how many calls
+    it saved.
+    """
     graph = program.graph
     groups: dict[tuple[Node, object], list[Node]] = {}
     for node in graph.nodes:
@@ -60,12 +67,16 @@ def join_linears(program: ExportedProgram, operators: Operators) -> int:
         if len(nodes) == 1:
             continue
         saved += len(nodes) - 1
-        lists = [[item for node in nodes for item in node.args[i]] for i in range(1, len(nodes[0].args))]
+        lists = [
+            [item for node in nodes for item in node.args[i]] for i in range(1, len(nodes[0].args))
+        ]
         # Weights are inputs of the graph, so the first product's place is late enough for all.
         with graph.inserting_before(nodes[0]):
             joined = graph.call_function(target, (source, *lists))
             joined.meta["val"] = [value for node in nodes for value in node.meta["val"]]
-            outputs = [graph.call_function(operator.getitem, (joined, i)) for i in range(len(nodes))]
+            outputs = [
+                graph.call_function(operator.getitem, (joined, i)) for i in range(len(nodes))
+            ]
         for node, output in zip(nodes, outputs, strict=True):
             output.meta["val"] = node.meta["val"][0]
             for user in list(node.users):

@@ -1,7 +1,8 @@
 """Packed layouts of matrices: the one place that knows how a weight becomes panels and back.
 
-A panel holds 16 output columns: element [p, k, j] is weight[16 p + j, k], zero where 16 p + j >= N. The operators read a
-panel front to back, so a product reads memory in one stream whatever the number of rows.
+A panel holds 16 output columns: element [p, k, j] is weight[16 p + j, k], zero where 16 p + j >=
+N. The operators read a panel front to back, so a product reads memory in one stream whatever the
+number of rows.
 """
 
 from __future__ import annotations

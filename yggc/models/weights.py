@@ -1,4 +1,6 @@
-"""Packed weights of an adapted model: made tensor by tensor from a checkpoint, kept in one file beside their table."""
+"""Packed weights of an adapted model: made tensor by tensor from a checkpoint, kept in one file
+beside their table.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ from yggrt.weights import tensor_chunks
 def packed_tensors(
     adapted: Adapted, read: Callable[[str], torch.Tensor], weight_dtype: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) for every parameter: matrices packed in `weight_dtype`, the rest float32.
+    """Yields (name, tensor) for every parameter: matrices packed in `weight_dtype`, the rest
+    float32.
 
-    With bfloat16 all values are rounded to it, so that the reference is the rounded model in float32.
-    Raises SourceError for a tensor of another shape than the model's.
+    With bfloat16 all values are rounded to it, so that the reference is the rounded model in
+    float32. Raises SourceError for a tensor of another shape than the model's.
     """
     dtype: torch.dtype = getattr(torch, weight_dtype)
     for name, parameter in adapted.model.named_parameters():

@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ygg_kernels.ops import load_library
+
 from yggc.aot import compiler_digest
 from yggc.context import Context
 from yggc.models.adapt import adapt
 from yggc.models.weights import packed_tensors, write_weight_file
 from yggc.stages.load import Loaded
-from ygg_kernels.ops import load_library
 from yggrt.core.schema import ModelInfo, Record, WeightSpec
 
 WEIGHTS_FILE = "weights.bin"
 
 
 class AdaptedModel(Record, frozen=True):
-    """`weights` says where each tensor lies in `weights.bin`; `tied` maps an alias to the tensor it shares."""
+    """`weights` says where each tensor lies in `weights.bin`; `tied` maps an alias to the tensor
+    it shares.
+    """
 
     model: ModelInfo
     weights: dict[str, WeightSpec]

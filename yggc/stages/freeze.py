@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ygg_kernels.ops import load_library
 
 from yggc.context import Context
 from yggc.errors import StageError
@@ -16,7 +17,6 @@ from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import Loaded
 from yggc.stages.profile import Profile
 from yggc.stages.search import Searched, calibration_ids, decode
-from ygg_kernels.ops import load_library
 from yggrt.core.schema import Golden, GraphSpec, Record
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
@@ -28,7 +28,8 @@ from yggrt.weights import map_file, view
 
 NUM_GOLDEN = 3
 GOLDEN_TOKENS = 24
-# Share of the largest logit by which compiled and eager glue may differ: rounding, never another result.
+# Share of the largest logit by which compiled and eager glue may differ: rounding, never another
+# result.
 TOLERANCE = 1e-4
 
 
@@ -80,7 +81,9 @@ def _check_against_eager(
     bound: BoundGraphs,
     prompt: list[int],
 ) -> float:
-    """Largest difference of a logit, as a share of the largest; raises StageError above the tolerance."""
+    """Largest difference of a logit, as a share of the largest; raises StageError above the
+    tolerance.
+    """
     library = context.library
     operators = load_library(library.path, library.namespace)
     eager = adapt(loaded.config, operators, adapted.model.max_depth, loaded.dtype)

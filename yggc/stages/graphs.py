@@ -1,4 +1,5 @@
-"""Compiled graphs of a build: made once per content hash in parallel processes, opened over the packed weights.
+"""Compiled graphs of a build: made once per content hash in parallel processes, opened over the
+packed weights.
 
 Not a stage of its own: profile times what is made here, freeze checks it and pack ships it.
 """
@@ -89,7 +90,9 @@ def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[
 
 
 def build_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[BuiltGraph]:
-    """All graphs, those compiled before taken from the work directory; raises what the compile raised."""
+    """All graphs, those compiled before taken from the work directory; raises what the compile
+    raised.
+    """
     jobs = graph_jobs(context, loaded, adapted)
     stages = [context.work.stage("graph", job.key) for job in jobs]
     missing = [(job, stage) for job, stage in zip(jobs, stages, strict=True) if not stage.done]
@@ -144,7 +147,9 @@ def compile_job(job: GraphJob, out: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BoundGraphs:
-    """Graphs over mapped weights, and the table behind them: per graph, its constant's name in the weight table."""
+    """Graphs over mapped weights, and the table behind them: per graph, its constant's name in the
+    weight table.
+    """
 
     graphs: AotGraphs
     specs: tuple[GraphSpec, ...]
@@ -177,7 +182,9 @@ def bind_graphs(
 def _constant_table(
     graph: BuiltGraph, adapted: AdaptedModel, own: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, str]]:
-    """(graph's name, name in the weight table); adds the graph's own values to `own`, equal ones once."""
+    """(graph's name, name in the weight table); adds the graph's own values to `own`, equal ones
+    once.
+    """
     for constant in graph.compiled.constants:
         name = weight_name(adapted.tied, constant)
         if constant in graph.own:

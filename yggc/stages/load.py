@@ -1,4 +1,6 @@
-"""load: resolve the verifier's source, read its configuration and its text side; weights stay where they are."""
+"""load: resolve the verifier's source, read its configuration and its text side; weights stay
+where they are.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ TOKENIZER_MEMBER = "tokenizer.json"
 
 
 class Loaded(Record, frozen=True):
-    """What the later stages know of the verifier. `config` is transformers' JSON form; `dtype` and `max_model_len` are
-    resolved."""
+    """What the later stages know of the verifier. `config` is transformers' JSON form; `dtype` and
+    `max_model_len` are resolved.
+    """
 
     source: Source
     config: dict[str, Any]

@@ -40,7 +40,9 @@ def run(context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel) -> P
     torch.set_num_threads(threads)
     rows = [r for r in context.config.buckets if r in bound.graphs.row_counts]
     at = min(CONTEXT, adapted.model.max_model_len // 2)
-    with context.reporter.stage("time graphs", total=(len(rows) + 1) * (NUM_ROUNDS + 1)) as progress:
+    with context.reporter.stage(
+        "time graphs", total=(len(rows) + 1) * (NUM_ROUNDS + 1)
+    ) as progress:
         timings = time_graphs(bound.graphs, rows, [at], NUM_ROUNDS, progress.advance)
     latency = tuple(
         LatencyPoint(

@@ -1,6 +1,8 @@
-"""search: which tree to draft and which graphs to ship, from measured times and measured acceptance.
+"""search: which tree to draft and which graphs to ship, from measured times and measured
+acceptance.
 
-The verifier answers the calibration prompts once; every candidate tree is then replayed over the recorded ids.
+The verifier answers the calibration prompts once; every candidate tree is then replayed over the
+recorded ids.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profil
 def run(
     context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel, profile: Profile
 ) -> Searched:
-    """Decodes the calibration prompts with the default tree (exact, so the ids are plain decoding's) and searches."""
+    """Decodes the calibration prompts with the default tree (exact, so the ids are plain
+    decoding's) and searches.
+    """
     config = context.config
     bound = bind_graphs(context, loaded, adapted, context.folders["adapt"])
     torch.set_num_threads(config.threads)
@@ -119,7 +123,9 @@ def _shortlist(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 def _candidate_trees(buckets: tuple[int, ...]) -> list[str]:
-    """Equal-growth trees of every width and depth, each at every bucket that it can fill beyond the next smaller."""
+    """Equal-growth trees of every width and depth, each at every bucket that it can fill beyond
+    the next smaller.
+    """
     trees = []
     for width in WIDTHS:
         for depth in DEPTHS:
@@ -132,10 +138,10 @@ def _candidate_trees(buckets: tuple[int, ...]) -> list[str]:
     return list(dict.fromkeys(trees))
 
 
-def calibration_ids(
-    context: Context, loaded: Loaded, adapted: AdaptedModel
-) -> list[list[int]]:
-    """The calibration prompts as ids that leave room for their outputs; random ids for a model without tokenizer."""
+def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[list[int]]:
+    """The calibration prompts as ids that leave room for their outputs; random ids for a model
+    without tokenizer.
+    """
     tokens = context.config.calibration_tokens
     room = adapted.model.max_model_len - tokens - 1
     prompts = read_prompts(_prompt_file(context))

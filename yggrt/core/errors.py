@@ -1,8 +1,12 @@
-"""Errors that a user can cause. Each is one line of message and, where there is one, a tip with the next step."""
+"""Errors that a user can cause. Each is one line of message and, where there is one, a tip with
+the next step.
+"""
 
 
 class YggError(Exception):
-    """Something the user can fix: the value found and the value wanted in `message`, the next step in `tip`."""
+    """Something the user can fix: the value found and the value wanted in `message`, the next step
+    in `tip`.
+    """
 
     exit_code = 2
 

@@ -161,8 +161,9 @@ class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
     """Suffix matches in prompt and output, then in `corpus`: texts that the verifier wrote at
     build time. `acceptance[m][c]`: measured share of positions at which the verifier's choice is
     among the tokens that matches of m + 1 tokens name, c being the kind of evidence (NUM_EVIDENCE
-    columns, named in `yggrt.drafters.ngram`); `corpus_acceptance` is the same for matches in the corpus, one row per
-    match length, empty without a corpus."""
+    columns, named in `yggrt.drafters.ngram`); `corpus_acceptance` is the same for matches in the
+    corpus, one row per match length, empty without a corpus.
+    """
 
     max_match: int
     acceptance: tuple[tuple[float, ...], ...]

@@ -1,6 +1,8 @@
-"""Measures how far to believe each level of the n-gram drafter, from texts that the verifier wrote.
+"""Measures how far to believe each level of the n-gram drafter, from texts that the verifier
+wrote.
 
-A text must not be its own evidence, so texts are dealt into folds and each is measured against a corpus of the others.
+A text must not be its own evidence, so texts are dealt into folds and each is measured against a
+corpus of the others.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from yggrt.drafters.ngram import NgramDrafter
 Recording: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
 NUM_FOLDS = 4
-# A cell starts from the shorter match's value, worth this many observations; the shortest match starts from this.
+# A cell starts from the shorter match's value, worth this many observations; the shortest match
+# starts from this.
 PRIOR_WEIGHT = 4.0
 PRIOR_ACCEPTANCE = 0.2
 
@@ -26,7 +29,9 @@ PRIOR_ACCEPTANCE = 0.2
 def calibrate_ngram(
     recordings: Sequence[Recording], *, max_match: int = 8, corpus_match: int = 3
 ) -> schema.NgramDrafter:
-    """Parameters with measured acceptance and a corpus of all recordings; `corpus_match` 0 keeps no corpus."""
+    """Parameters with measured acceptance and a corpus of all recordings; `corpus_match` 0 keeps
+    no corpus.
+    """
     hits = [[0] * NUM_EVIDENCE for _ in range(max_match + corpus_match)]
     tests = [[0] * NUM_EVIDENCE for _ in range(max_match + corpus_match)]
     blank = _parameters(recordings, max_match, hits, tests, corpus_match)

@@ -1,9 +1,11 @@
-"""The n-gram drafter: what followed the last few tokens before, in this text or in the verifier's earlier answers.
+"""The n-gram drafter: what followed the last few tokens before, in this text or in the verifier's
+earlier answers.
 
-Evidence comes in levels, strongest first: continuations of the longest suffix that occurred before in prompt and
-output, then of shorter ones, then the same in a corpus of texts that the verifier wrote when the bundle was built. A
-level speaks for the tokens that no stronger level named (prediction by partial matching, with exclusion). How far to
-believe a level is measured, not assumed: see `calibrate.py`.
+Evidence comes in levels, strongest first: continuations of the longest suffix that occurred before
+in prompt and output, then of shorter ones, then the same in a corpus of texts that the verifier
+wrote when the bundle was built. A level speaks for the tokens that no stronger level named
+(prediction by partial matching, with exclusion). How far to believe a level is measured, not
+assumed: see `calibrate.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import NamedTuple
 
 from yggrt.core import schema
 
-# Occurrences of a suffix that are looked at, newest first, each counting for less than the one after it.
+# Occurrences of a suffix that are looked at, newest first, each counting for less than the one
+# after it.
 MAX_OCCURRENCES = 16
 RECENCY = 0.8
 # Continuations kept per corpus n-gram.
@@ -23,8 +26,8 @@ MIN_REMAINDER = 0.02
 
 ONCE, AGREEING, DIFFERING = range(3)
 
-# Measured on texts of a 135M-parameter chat model (mathematics, code, general): a start where nothing
-# of the verifier at hand is known yet.
+# Measured on texts of a 135M-parameter chat model (mathematics, code, general): a start where
+# nothing of the verifier at hand is known yet.
 DEFAULT_PARAMETERS = schema.NgramDrafter(
     max_match=8,
     acceptance=(
@@ -41,10 +44,11 @@ DEFAULT_PARAMETERS = schema.NgramDrafter(
 
 
 class Evidence(NamedTuple):
-    """One level's new tokens with their weights, and where its measured acceptance stands in the table.
+    """One level's new tokens with their weights, and where its measured acceptance stands in the
+    table.
 
-    `row` is the match length less one, corpus rows after the context's. `column` is ONCE, AGREEING or DIFFERING by
-    what its occurrences say; 3 more if a stronger level spoke before.
+    `row` is the match length less one, corpus rows after the context's. `column` is ONCE, AGREEING
+    or DIFFERING by what its occurrences say; 3 more if a stronger level spoke before.
     """
 
     row: int
@@ -131,8 +135,9 @@ class NgramDrafter:
                     after = 3
 
     def _matches(self, suffix: tuple[int, ...]) -> list[tuple[int, list[int]]]:
-        """Length and places of every suffix that occurred before, shortest first; of suffixes with the same places
-        the longest."""
+        """Length and places of every suffix that occurred before, shortest first; of suffixes with
+        the same places the longest.
+        """
         matches: list[tuple[int, list[int]]] = []
         for length in range(1, min(self._max_match, len(suffix)) + 1):
             places = self._places.get(suffix[-length:])
@@ -153,7 +158,9 @@ def _column(num_occurrences: float, num_tokens: int) -> int:
 def _index_corpus(
     corpus: Sequence[Sequence[int]], max_match: int
 ) -> dict[tuple[int, ...], dict[int, float]]:
-    """n-gram -> its most frequent continuations and their counts; the first `max_match` ids of a text are context."""
+    """n-gram -> its most frequent continuations and their counts; the first `max_match` ids of a
+    text are context.
+    """
     counts: dict[tuple[int, ...], dict[int, float]] = {}
     for ids in corpus:
         text = tuple(ids)
