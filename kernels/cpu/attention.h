@@ -206,6 +206,20 @@ void add_value_rows(const float* weights, const float* values, std::int64_t size
   }
 }
 
+using ValueFunction = void (*)(const float*, const float*, std::int64_t, std::int64_t, float*,
+                               std::int64_t);
+
+template <std::size_t... I>
+constexpr std::array<ValueFunction, sizeof...(I)> value_functions(std::index_sequence<I...>) {
+  return {&add_value_rows<static_cast<int>(I) + 1>...};
+}
+
+// add_value_rows for 1..kValueQueries queries.
+inline ValueFunction add_values_for(std::int64_t num_queries) {
+  static constexpr auto functions = value_functions(std::make_index_sequence<kValueQueries>{});
+  return functions[static_cast<std::size_t>(num_queries - 1)];
+}
+
 // Queries [begin, end) of one kv head, at most kBlockQueries; query i is row i / group, head i %
 // group.
 class QueryBlock {
@@ -315,22 +329,17 @@ class QueryBlock {
     for (std::int64_t i = 0; i < num_;) {
       const std::int64_t begin = chunk_begin(i, c);
       // Neighbours share a tile only if they see the same keys: a weight of zero is not nothing.
-      bool together = i + kValueQueries <= num_;
-      for (std::int64_t n = 1; together && n < kValueQueries; ++n) {
-        together = chunk_begin(i + n, c) == begin;
+      std::int64_t together = 1;
+      while (together < kValueQueries && i + together < num_ &&
+             chunk_begin(i + together, c) == begin) {
+        ++together;
       }
-      const std::int64_t count = end - begin;
-      if (count > 0) {
-        const float* weights = s_.scores + i * kChunkKeys + begin;
-        const float* values = values_ + (c + begin) * a_.value_size;
-        float* sums = s_.sums + i * stride;
-        if (together) {
-          add_value_rows<kValueQueries>(weights, values, a_.value_size, count, sums, stride);
-        } else {
-          add_value_rows<1>(weights, values, a_.value_size, count, sums, stride);
-        }
+      if (begin < end) {
+        add_values_for(together)(s_.scores + i * kChunkKeys + begin,
+                                 values_ + (c + begin) * a_.value_size, a_.value_size, end - begin,
+                                 s_.sums + i * stride, stride);
       }
-      i += together ? kValueQueries : 1;
+      i += together;
     }
   }
 
