@@ -34,16 +34,16 @@ def seconds_per_call(call: Callable[[int], object], num_items: int, num_sweeps: 
 
 
 def measure_bandwidth() -> float:
-    """Read bandwidth in bytes/s: the best of two reductions over a cold 600 MB tensor."""
-    data = torch.ones(POOL_BYTES // 4)
-    calls = (lambda i: data.sum(), lambda i: data.dot(data))
-    return data.nbytes / min(seconds_per_call(call, 1, 8) for call in calls)
+    """Read bandwidth in bytes/s: the better of two reductions over cold tensors of 4 MB."""
+    pool = [torch.ones(1_000_000) for _ in range(POOL_BYTES // 4_000_000)]
+    calls = (lambda i: pool[i].sum(), lambda i: pool[i].dot(pool[i]))
+    return pool[0].nbytes / min(seconds_per_call(call, len(pool), 5) for call in calls)
 
 
 def measure_flops() -> float:
-    """float32 FLOP/s of a large square product."""
-    a = torch.randn(2048, 2048)
-    return 2 * 2048**3 / seconds_per_call(lambda i: a @ a, 1, 4)
+    """float32 FLOP/s of a square product."""
+    a = torch.randn(768, 768)
+    return 2 * 768**3 / seconds_per_call(lambda i: a @ a, 50, 2)
 
 
 def make_pool(num_outputs: int, num_k: int, dtype: torch.dtype) -> list[Tensor]:

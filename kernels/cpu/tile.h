@@ -37,9 +37,16 @@ struct RowBlocks {
 // Rows [size] of x (row stride given), transposed to [num_k][size].
 inline void pack_block(const float* x, std::int64_t row_stride, int size, std::int64_t num_k,
                        float* packed) {
-  for (int r = 0; r < size; ++r) {
-    const float* row = x + r * row_stride;
-    for (std::int64_t k = 0; k < num_k; ++k) packed[k * size + r] = row[k];
+  const std::int64_t squares = size < kSquare ? 0 : num_k / kSquare * kSquare;
+  for (std::int64_t k = 0; k < squares; k += kSquare) {
+    for (int r = 0; r < size; r += kSquare) {
+      // The last square of rows overlaps the one before it instead of leaving a rest.
+      const int first = std::min(r, size - kSquare);
+      transpose_square(x + first * row_stride + k, row_stride, packed + k * size + first, size);
+    }
+  }
+  for (std::int64_t k = squares; k < num_k; ++k) {
+    for (int r = 0; r < size; ++r) packed[k * size + r] = x[r * row_stride + k];
   }
 }
 
