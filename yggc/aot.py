@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from yggc.errors import StageError
+from yggc.workdir import hash_inputs
 from yggrt.core.schema import KvLayer, TensorSpec
 
 # Graph code holds elementwise glue only; the operators carry the wide vectors. One level keeps
@@ -51,7 +52,7 @@ class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
         matter.
         """
         parts = {k: v for k, v in msgspec.to_builtins(self).items() if k != "operators"}
-        return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+        return hash_inputs(parts)
 
 
 class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True):

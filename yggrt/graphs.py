@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_loader(directory: Path) -> Any:
-    """torch's loader on an unpacked graph directory (`graph.so`, `graph.json`); starts no
-    compiler.
+    """torch's loader on the folder of an unpacked graph; starts no compiler.
 
     The stock `aoti_load_package` compiles a C++ probe at load and parses its specs at every call.
     """
@@ -121,7 +120,8 @@ class AotGraphs:
         graphs = [
             (
                 spec,
-                (unpacked / spec.library).parent,
+                # torch's loader wants the folder above its own `data/aotinductor/model/`.
+                (unpacked / spec.library).parents[3],
                 {fqn: bundle.weight(name) for fqn, name in spec.constants.items()},
             )
             for spec in manifest.graphs

@@ -1,0 +1,1 @@
+"""Recipes and prompt lists that travel with the compiler. Never a built bundle."""

@@ -1,0 +1,1 @@
+"""Prompt lists: calibration and benchmark."""

@@ -1,0 +1,1 @@
+"""Recipes, one per model and target."""
