@@ -53,7 +53,7 @@ def full_tree_ids(session: Session, tree: str, prompt: list[int], plain: list[in
     ids = [engine.start(prompt)]
     while len(ids) < len(plain):
         ids += engine.step().tokens
-    assert engine.stats.accepted > 0
+    assert engine.stats.accepted > 0 or len(plain) < 3
     return ids[: len(plain)]
 
 

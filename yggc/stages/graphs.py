@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 import torch
+from ygg_kernels.ops import load_library
 
 from yggc import errors
 from yggc.aot import GRAPH_FOLDER, CompiledGraph, GraphJob, compiler_digest
@@ -172,9 +173,8 @@ def bind_graphs(
             for constant, name in table.items()
         }
         parts.append((graph.spec(table), graph.folder, tensors))
-    operators = getattr(torch.ops, context.library.namespace)
-    if not hasattr(operators, "linear"):
-        torch.ops.load_library(str(context.library.path))
+    # Not torch's loader alone: a later check traces the operators and needs their shapes.
+    operators = load_library(context.library.path, context.library.namespace)
     graphs = AotGraphs(adapted.model, parts, operators)
     return BoundGraphs(graphs, tuple(spec for spec, _, _ in parts), own)
 
