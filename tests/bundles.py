@@ -34,7 +34,7 @@ def yggc_build(output: Path, *arguments: str | Path) -> Path:
 
 
 def tiny_config() -> LlamaConfig:
-    """Two layers with grouped heads and tied embeddings; sharp enough logits for ties to be rare."""
+    """Two layers, grouped heads, tied embeddings; logits sharp enough for ties to be rare."""
     return LlamaConfig(
         vocab_size=400,
         hidden_size=64,
@@ -78,7 +78,8 @@ def tiny(graphs: str) -> Path:
     CACHE.mkdir(exist_ok=True)
     recipe.write_text(
         f'name = "tiny-{graphs}"\nverifier = "{tiny_model()}"\ngraphs = "{graphs}"\n'
-        "buckets = [1, 4, 16, 64]\nprefill_rows = 16\nmax_model_len = 256\ncalibration_tokens = 8\n"
+        "buckets = [1, 4, 16, 64]\nprefill_rows = 16\nmax_model_len = 256\n"
+        "calibration_tokens = 8\n"
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
     return yggc_build(CACHE / f"tiny-{graphs}.ygg", recipe)

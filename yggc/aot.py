@@ -7,6 +7,7 @@ AOTInductor that the settings below rely on are in docs/architecture.md.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -65,12 +66,27 @@ class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+def _is_docstring(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
 def compiler_digest() -> str:
-    """Digest of the sources that turn a model into a graph, so that changing them recompiles."""
+    """Digest of the code that turns a model into a graph, so that changing it recompiles; comments
+    and docstrings are left out.
+    """
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for part in ("aot.py", "models/adapt.py", "models/fuse.py", "models/packing.py"):
-        digest.update((root / part).read_bytes())
+        tree = ast.parse((root / part).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and _is_docstring(body[0]):
+                del body[0]
+        digest.update(ast.dump(tree).encode())
     return digest.hexdigest()
 
 
@@ -197,7 +213,7 @@ def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
         except Exception as error:
             raise StageError(
                 f"graph '{job.name}': TorchInductor failed: {str(error).strip().splitlines()[0]}",
-                "run again with -v for its traceback; the model may hold an operation it cannot compile",
+                "run again with -v for its traceback; the model may hold what it cannot compile",
             ) from error
         _extract(package, out)
     fqns = _constant_names(out)
@@ -216,7 +232,7 @@ def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
 
 
 def _extract(package: Path, out: Path) -> None:
-    """Takes the library and its two descriptions out of Inductor's package; sources stay behind."""
+    """Takes the library and its descriptions out of Inductor's package; sources stay behind."""
     target = out / GRAPH_FOLDER
     target.mkdir(parents=True)
     with zipfile.ZipFile(package) as archive:

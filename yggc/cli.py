@@ -69,6 +69,9 @@ WorkDirectory = Annotated[
 ]
 Graphs = Annotated[str | None, typer.Option(help="static or dynamic row counts.")]
 Tree = Annotated[str | None, typer.Option(help="Tree spec, or auto: searched.", metavar="SPEC")]
+CalibrationTokens = Annotated[
+    int | None, typer.Option(help="Tokens decoded per calibration prompt.", min=1)
+]
 Calibration = Annotated[
     str | None, typer.Option(help="JSON lines of prompts (default: those shipped).")
 ]
@@ -118,6 +121,7 @@ def build(
     graphs: Graphs = None,
     tree: Tree = None,
     calibration: Calibration = None,
+    calibration_tokens: CalibrationTokens = None,
     stop_after: StopAfter = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -144,6 +148,7 @@ def build(
         "graphs": graphs,
         "tree": tree,
         "calibration": calibration,
+        "calibration_tokens": calibration_tokens,
     }
     config, notes = load_config(recipe, flags)
     chosen, target_notes = resolve_target(config.target, dry_run=dry_run)

@@ -29,7 +29,7 @@ class Gate(Protocol):
         ...
 
     def record(self, expected: float, accepted: int) -> None:
-        """One pass: drafted tokens that it was expected to accept (0 for a plain pass), and did."""
+        """One pass: drafted tokens it was expected to accept (0 for a plain pass), and did."""
         ...
 
 

@@ -5,6 +5,7 @@ measurements share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median, quantiles
 from time import perf_counter
 from typing import NamedTuple
@@ -43,13 +44,10 @@ def time_graphs(
     for context in contexts:
         for rows in row_counts:
             tree = TokenTree((0,) * rows, tuple(range(-1, rows - 1)), (1.0,) * rows)
-            calls["verify", rows, context] = lambda tree=tree, context=context: graphs.verify(
-                cache, tree, context
-            )
+            calls["verify", rows, context] = partial(graphs.verify, cache, tree, context)
         tokens = (0,) * graphs.prefill_rows
-        calls["prefill", graphs.prefill_rows, context] = lambda tokens=tokens, context=context: (
-            graphs.prefill(cache, tokens, context)
-        )
+        prefill = partial(graphs.prefill, cache, tokens, context)
+        calls["prefill", graphs.prefill_rows, context] = prefill
     seconds: dict[tuple[str, int, int], list[float]] = {key: [] for key in calls}
     for turn in range(num_rounds + 1):
         for key, call in calls.items():

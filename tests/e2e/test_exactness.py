@@ -46,10 +46,10 @@ def prompts(num: int, vocab_size: int, lengths: tuple[int, ...]) -> list[list[in
 
 def full_tree_ids(session: Session, tree: str, prompt: list[int], plain: list[int]) -> list[int]:
     """Output under trees full of random siblings around `plain`."""
-    drafter = RecordedDrafter(prompt, plain, session.graphs.model.vocab_size)  # type: ignore[attr-defined]
-    engine = Engine(
-        session.graphs, session.graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows: 1.0, 0.0, OpenGate()
-    )  # fmt: skip
+    graphs: Any = session.graphs
+    drafter = RecordedDrafter(prompt, plain, graphs.model.vocab_size)
+    spec = parse_tree_spec(tree)
+    engine = Engine(graphs, graphs.new_cache(), drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
     ids = [engine.start(prompt)]
     while len(ids) < len(plain):
         ids += engine.step().tokens

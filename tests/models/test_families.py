@@ -5,6 +5,7 @@ eager.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -61,7 +62,7 @@ def graphs(operators: Any) -> dict[str, Future[BuiltGraph]]:
             transformers_version=version("transformers"),
             compiler_digest=compiler_digest(),
         )
-        folder = work.stage("graph", job.key).ensure(lambda out: compile_job(job, out))
+        folder = work.stage("graph", job.key).ensure(partial(compile_job, job))
         return open_built(job, folder)
 
     pool = ThreadPoolExecutor(2)
@@ -93,7 +94,8 @@ def test_family(name: str, graphs: dict[str, Future[BuiltGraph]], operators: Any
     adapted = adapt(config.to_dict(), operators[1], 8, "float32")
     run = open_pass(graphs[name].result(), adapted, reference.state_dict())
     model = ModelInfo(
-        architecture=name, vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_parameters=0,
+        architecture=name, vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size, num_parameters=0,
         max_model_len=NUM_SLOTS - ROWS, num_slots=NUM_SLOTS, kv_dtype="float32",
         kv_layers=adapted.kv_layers, eos_ids=(), weight_dtype="float32", max_depth=8,
     )  # fmt: skip

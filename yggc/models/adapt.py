@@ -80,8 +80,9 @@ def _attend(
     }
     if unknown:
         raise SourceError(
-            f"{type(module).__name__} passes {sorted(unknown)} to its attention, which the operator does not have",
-            "this architecture cannot be decoded exactly; see the list of covered families in docs/architecture.md",
+            f"{type(module).__name__} passes {sorted(unknown)} to its attention, which the "
+            "operator does not have",
+            "it cannot be decoded exactly; docs/architecture.md lists the covered families",
         )
     step: Step = module.ygg_step  # type: ignore[assignment]
     window = int(sliding_window) if sliding_window else 0
@@ -126,6 +127,7 @@ class TreeCacheLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.keys is not None
         assert self.values is not None
+        assert self.step.slots is not None
         self.keys.index_copy_(2, self.step.slots, key_states)
         self.values.index_copy_(2, self.step.slots, value_states)
         return self.keys, self.values
@@ -177,7 +179,7 @@ class PackedLinear(nn.Module):
 
 
 class _PackedLookup(nn.Embedding):
-    """Rows of a packed matrix [ceil(vocab/16), hidden, 16], so that a tied matrix is stored once."""
+    """Rows of a packed matrix [ceil(vocab/16), hidden, 16]: a tied matrix is stored once."""
 
     operators: Operators
 
@@ -276,7 +278,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -295,7 +297,8 @@ def refuse_inexact(config: Any) -> None:
     foreign = layer_types - {"full_attention", "sliding_attention"}
     if foreign:
         raise SourceError(
-            f"'{kind}' has layers of type {sorted(foreign)}; full_attention and sliding_attention are supported",
+            f"'{kind}' has layers of type {sorted(foreign)}, wanted full_attention or "
+            "sliding_attention",
             tip,
         )
     rope = getattr(config, "rope_parameters", None) or {}
@@ -303,14 +306,15 @@ def refuse_inexact(config: Any) -> None:
         rope_type = part.get("rope_type", part.get("type"))
         if rope_type in ("dynamic", "longrope"):
             raise SourceError(
-                f"'{kind}' uses rope type '{rope_type}', whose frequencies depend on the longest position of a call",
-                "such a model cannot be decoded row by row with the same bits; choose a checkpoint with a static rope",
+                f"'{kind}' uses rope type '{rope_type}', whose frequencies depend on the longest "
+                "position of a call",
+                "its rows would not keep their bits; choose a checkpoint with a static rope",
             )
     if getattr(config, "use_bidirectional_attention", False) is True:
         raise SourceError(f"'{kind}' attends in both directions; a verifier must be causal", tip)
 
 
-def _swap(model: nn.Module, operators: Operators, dtype: torch.dtype) -> dict[str, bool]:
+def _swap(model: Any, operators: Operators, dtype: torch.dtype) -> dict[str, bool]:
     """Replaces, in place, every module that holds a matrix by its packed form, and every
     LayerNorm.
 
@@ -371,7 +375,7 @@ class Adapted:
 
 
 def load_config(config_json: dict[str, Any]) -> Any:
-    """A transformers configuration from its JSON form, with none of this process's state shared."""
+    """A transformers configuration from its JSON form, sharing no state with another."""
     fields = {
         k: v for k, v in config_json.items() if k not in ("transformers_version", "model_type")
     }
@@ -407,14 +411,14 @@ def _observe_cache(
     model(ones[None], position_ids=ones[None], use_cache=True, **{argument: Cache(layers=layers)})
     if not len(seen) == step.num_attended == num_layers:
         raise SourceError(
-            f"{step.num_attended} of {num_layers} layers use transformers' attention interface and "
+            f"{step.num_attended} of {num_layers} layers use the attention interface and "
             f"{len(seen)} its cache",
             "this architecture has layers of another kind and cannot be decoded exactly",
         )
     return tuple(seen)
 
 
-def _build(config: Any) -> nn.Module:
+def _build(config: Any) -> Any:
     with no_init_weights(), _parameters_on_meta():
         return AutoModelForCausalLM.from_config(
             config, attn_implementation=ATTENTION, dtype=torch.float32
@@ -466,7 +470,7 @@ def adapt(
         setattr(model.get_submodule(parent), child, model.get_parameter(owner))
     step = Step(operators)
     for module in model.modules():
-        module.ygg_step = step  # type: ignore[assignment]
+        module.ygg_step = step
     model.get_decoder().register_forward_hook(
         lambda _module, _inputs, out: setattr(step, "last_hidden_state", out.last_hidden_state)
     )

@@ -5,6 +5,7 @@ our operators.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -58,7 +59,7 @@ def join_linears(program: ExportedProgram, operators: Operators) -> int:
     it saved.
     """
     graph = program.graph
-    groups: dict[tuple[Node, object], list[Node]] = {}
+    groups: dict[tuple[Any, Any], list[Any]] = {}
     for node in graph.nodes:
         if node.target in (operators.linear, operators.linear_unbiased):
             groups.setdefault((node.args[0], node.target), []).append(node)

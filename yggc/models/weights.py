@@ -35,7 +35,8 @@ def packed_tensors(
             tensor = tensor.to(dtype).to(torch.float32).contiguous()
         if tensor.shape != parameter.shape:
             raise SourceError(
-                f"tensor '{name}' has shape {list(tensor.shape)} once packed, the model wants {list(parameter.shape)}",
+                f"tensor '{name}' has shape {list(tensor.shape)} once packed, the model wants "
+                f"{list(parameter.shape)}",
                 "the checkpoint does not belong to its configuration",
             )
         yield name, tensor

@@ -103,7 +103,7 @@ def _check_against_eager(
     difference = float((logits - out.logits).abs().max() / logits.abs().max())
     if not difference <= TOLERANCE:
         raise StageError(
-            f"compiled graphs differ from the eager model by {difference:.1e} of the largest logit, "
+            f"compiled graphs and eager model differ by {difference:.1e} of the largest logit, "
             f"wanted at most {TOLERANCE:.0e}",
             "this is a defect of the compiler; please report the model's config.json",
         )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -105,8 +106,7 @@ def build_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> lis
             ThreadPoolExecutor(context.config.jobs) as pool,
         ):
             futures = {
-                pool.submit(stage.ensure, lambda out, job=job: compile_job(job, out)): job
-                for job, stage in missing
+                pool.submit(stage.ensure, partial(compile_job, job)): job for job, stage in missing
             }
             try:
                 for future in as_completed(futures):
@@ -194,7 +194,7 @@ def _constant_table(
             own[name] = value
         elif name not in adapted.weights:
             raise StageError(
-                f"graph '{graph.job.name}' wants the constant '{constant}', which no weight provides",
+                f"graph '{graph.job.name}' wants the constant '{constant}', no weight provides it",
                 "the model builds a tensor in a way that is not supported",
             )
         yield constant, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def _weights(
             name,
             str(tensor.dtype).removeprefix("torch."),  # type: ignore[arg-type]
             tuple(tensor.shape),
-            lambda tensor=tensor: tensor_chunks(tensor),
+            partial(tensor_chunks, tensor),
         )
         for name, tensor in tensors.items()
     ]

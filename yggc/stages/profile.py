@@ -1,4 +1,4 @@
-"""profile: compile the candidate graphs and time each once; what is timed here is what is shipped."""
+"""profile: compile the candidate graphs and time each once; what is timed is what is shipped."""
 
 from __future__ import annotations
 

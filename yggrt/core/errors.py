@@ -25,7 +25,7 @@ class TargetError(YggError):
 
 
 class RequestError(YggError):
-    """A request that the loaded bundle cannot serve: too long, empty, a tree that no graph holds."""
+    """A request that the bundle cannot serve: too long, empty, a tree that no graph holds."""
 
 
 class CheckFailed(YggError):

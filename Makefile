@@ -1,0 +1,45 @@
+# Every target makes its own environment in .venv; nothing else of the machine is changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORK := .cache/work
+DEMO := .cache/smollm2-135m-cpu.ygg
+PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
+
+.PHONY: demo test check accept check-kernels bench clean
+
+demo: $(VENV)/.compile
+	$(BIN)/yggc build artifacts/recipes/smollm2-135m-cpu.toml --gpu cpu --work-dir $(WORK) -o $(DEMO)
+	$(BIN)/yggrt run $(DEMO) --prompt "$(PROMPT)" --max-tokens 200
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+accept: $(VENV)/.dev
+	$(BIN)/python tests/accept/run.py
+
+check-kernels: $(VENV)/.dev
+	$(BIN)/python -m ygg_kernels.build --check-sanitizers
+	$(BIN)/python -m ygg_kernels.build --check-sanitizers --isa avx2
+
+bench: $(VENV)/.compile
+	$(BIN)/yggrt bench $(DEMO)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.compile: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -e '.[compile]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	touch $@ $(VENV)/.compile
+
+clean:
+	rm -rf $(VENV) .cache
