@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 from tiny_tokenizers import CHATML, byte_level
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
@@ -100,15 +102,24 @@ def smol_gguf() -> Path:
 
 
 def reference(source: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """transformers' own model of a directory or GGUF file, eager attention, float32 arithmetic on
-    `dtype` weights.
+    """transformers' own model of a directory or GGUF file: eager attention, float32 arithmetic on
+    weights rounded to `dtype`.
     """
-    options = {"gguf_file": source.name} if source.suffix == ".gguf" else {}
-    folder = source.parent if source.suffix == ".gguf" else source
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32, **options
-    ).eval()
+    if source.suffix == ".gguf":
+        # Not `from_pretrained`: for GGUF files it asks for a package of its own.
+        config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
+        read = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)
+        missing = model.load_state_dict(read["tensors"], strict=False).missing_keys
+        assert set(missing) <= {"lm_head.weight"}, missing
+        model.tie_weights()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, attn_implementation="eager", dtype=torch.float32
+        )
     if dtype is not torch.float32:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype).to(torch.float32)
-    return model
+    return model.eval()

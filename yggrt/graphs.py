@@ -115,8 +115,11 @@ class AotGraphs:
     def from_bundle(cls, bundle: Bundle, unpacked: Path) -> AotGraphs:
         """Loads operators and graphs from `unpacked`, weights mapped from the bundle."""
         manifest = bundle.manifest
-        torch.ops.load_library(str(unpacked / manifest.operators))
         operators = getattr(torch.ops, manifest.operator_namespace)
+        # A second library with the namespace of a first would end the process; the name is a
+        # digest of the code, so the first is as good.
+        if not hasattr(operators, "kv_commit"):
+            torch.ops.load_library(str(unpacked / manifest.operators))
         graphs = [
             (
                 spec,

@@ -69,6 +69,7 @@ def main() -> None:
     results: dict[str, Any] = {"threads": threads}
     a, b, ratio = paired(reference_s, plain_s, options.rounds)
     results["plain"] = {"transformers_ms": a * 1e3, "plain_ms": b * 1e3, "speedup": ratio}
+    print("plain", results["plain"], flush=True)
     long = (prompt * 8)[:512]
     ids = torch.tensor([long])
 
@@ -87,12 +88,12 @@ def main() -> None:
 
     a, b, ratio = paired(reference_prefill_s, prefill_s, options.rounds)
     results["prefill_512"] = {"transformers_ms": a * 1e3, "ours_ms": b * 1e3, "speedup": ratio}
+    print("prefill_512", results["prefill_512"], flush=True)
     if not options.skip_bfloat16:
         narrow = load(bundles.smol("bfloat16"))
         a, b, ratio = paired(plain_s, lambda: plain_s(narrow), options.rounds)
         results["bfloat16"] = {"float32_ms": a * 1e3, "bfloat16_ms": b * 1e3, "speedup": ratio}
-    for name, values in results.items():
-        print(name, values)
+        print("bfloat16", results["bfloat16"], flush=True)
     print(json.dumps(results))
 
 

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import bundles
 import pytest
 import torch
 from drafting import RecordedDrafter, random_tree
@@ -156,3 +157,11 @@ def test_one_thread_and_many_give_the_same_bits(session: Session) -> None:
 def fill(graphs: Any, cache: Any, prefix: list[int]) -> None:
     for start in range(0, len(prefix), graphs.prefill_rows):
         graphs.prefill(cache, prefix[start : start + graphs.prefill_rows], start)
+
+
+@pytest.mark.tiny
+def test_two_bundles_with_the_same_operators_open_in_one_process() -> None:
+    first, second = (load(bundles.tiny(graphs)) for graphs in ("static", "dynamic"))
+    ids = [first.generate([5, 6, 7], max_tokens=12, ignore_eos=True).ids]
+    ids += [second.generate([5, 6, 7], max_tokens=12, ignore_eos=True).ids]
+    assert ids[0] == ids[1]

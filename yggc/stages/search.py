@@ -55,7 +55,7 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profil
     config = context.config
     prompts = read_prompts(_prompt_file(context))
     digest = hashlib.sha256(repr(prompts).encode()).hexdigest()
-    return [profile, adapted.weights, digest, config.tree, config.calibration_tokens]
+    return [loaded, profile, digest, config.tree, config.calibration_tokens]
 
 
 def run(
