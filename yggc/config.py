@@ -17,9 +17,10 @@ from typing import Any, Literal
 import msgspec
 
 from yggc.errors import RecipeError
-from yggc.host import available_memory_bytes, default_work_dir, usable_cores
+from yggc.host import default_work_dir, usable_cores
 from yggrt.core.errors import RequestError
 from yggrt.core.spec import parse_tree_spec
+from yggrt.memory import available_memory_bytes
 
 DEFAULT_MAX_MODEL_LEN = 2048
 # A compile of one graph: the exported program, Inductor and the C++ compiler.

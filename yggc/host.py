@@ -38,19 +38,6 @@ def _quota_cores() -> int | None:
     return None if quota == "max" else max(1, int(quota) // int(period))
 
 
-def available_memory_bytes() -> int:
-    """Bytes that can be allocated without swapping, within a container's limit."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.is_file() and current.is_file() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(current.read_text())))
-    return available
-
-
 def free_disk_bytes(folder: Path) -> int:
     """Free bytes on the file system that holds `folder`, which need not exist yet."""
     return shutil.disk_usage(existing_parent(folder)).free

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from yggc.config import BuildConfig
 from yggc.errors import PreflightError
-from yggc.host import available_memory_bytes, existing_parent, free_disk_bytes
+from yggc.host import existing_parent, free_disk_bytes
+from yggrt.memory import available_memory_bytes
 
 TORCH_RANGE = ((2, 11), (2, 14))
 MIN_GXX = 9

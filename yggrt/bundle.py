@@ -120,7 +120,7 @@ class Bundle:
         return data
 
     def weight(self, name: str) -> torch.Tensor:
-        """The weight as a contiguous CPU tensor, a view of the mapped file: only to be read."""
+        """The weight as a contiguous CPU tensor: a view, only to be read."""
         from yggrt.weights import map_file, view
 
         spec = self.manifest.weights.get(name)
@@ -137,6 +137,14 @@ class Bundle:
                 )
             self._storage = storage
         return view(self._storage, spec)
+
+    def read_weights(self) -> None:
+        """Makes `weight` give views of a copy in this process's own huge pages, which a pass reads
+        faster than the mapped file. Costs the size of the file in memory.
+        """
+        from yggrt.weights import copy_file
+
+        self._storage = copy_file(self._file.fileno(), self.num_bytes)
 
     def unpack(self, cache: Cache) -> Path:
         """The directory in the cache with the `code/` members, under their names in the bundle."""

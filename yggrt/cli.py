@@ -44,6 +44,12 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", "-t", help="Default: what the bundle was tuned for.", min=1),
 ]
+Mapped = Annotated[
+    bool,
+    typer.Option(
+        "--mapped", help="Leave the weights in the mapped file, shared between processes."
+    ),
+]
 CacheDir = Annotated[
     Path | None,
     typer.Option(help="Where native code is unpacked (default: $YGG_CACHE, ~/.cache/yggrt)."),
@@ -112,6 +118,7 @@ def run(
         list[str] | None, typer.Option(help="End the output before this text (repeatable).")
     ] = None,
     threads: Threads = None,
+    mapped: Mapped = False,
     plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
     tree: Tree = None,
     stats: Annotated[bool, typer.Option("--stats", help="All statistics, on stderr.")] = False,
@@ -133,7 +140,7 @@ def run(
     if prompt == "":
         raise RequestError("the prompt is empty", "give a prompt of at least one character")
     prompt_ids = parse_ids(ids) if ids is not None else None
-    session = _load(file, threads, cache_dir, tree)
+    session = _load(file, threads, cache_dir, tree, mapped)
     options: Options = {"max_tokens": max_tokens, "stop": stop or (), "plain": plain}
     use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
@@ -193,6 +200,7 @@ def verify(
     limit: Limit = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 64,
     threads: Threads = None,
+    mapped: Mapped = False,
     tree: Tree = None,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
@@ -209,7 +217,9 @@ def verify(
     cache = open_cache(cache_dir)
     with Bundle.open(file, full=True, cache=cache) as bundle:
         note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
-        session = start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
+        session = start_session(
+            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+        )
         report = verify_session(session, bundle.manifest.golden, chosen, max_tokens, progress)
         digest = bundle.digest
     if as_json:
@@ -229,6 +239,7 @@ def bench(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2)] = 64,
     repeats: Annotated[int, typer.Option(help="Rounds of plain, tree, tree, plain.", min=1)] = 1,
     threads: Threads = None,
+    mapped: Mapped = False,
     tree: Tree = None,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
@@ -249,7 +260,9 @@ def bench(
             chosen = parse_prompts(bundle.read(name), name)
         else:
             raise RequestError("the bundle carries no prompts", "give some with --prompts FILE")
-        session = start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
+        session = start_session(
+            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+        )
         report = bench_bundle(
             session,
             bundle.manifest,
@@ -283,11 +296,15 @@ def prune(
     note(f"removed {len(removed)} entries, {sum(one.num_bytes for one in removed) / 1e6:.1f} MB")
 
 
-def _load(file: Path, threads: int | None, cache_dir: Path | None, tree: str | None) -> Session:
+def _load(
+    file: Path, threads: int | None, cache_dir: Path | None, tree: str | None, mapped: bool
+) -> Session:
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
 
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
-        return start_session(bundle, cache, num_threads=threads, tree=tree, on_note=warn)
+        return start_session(
+            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+        )

@@ -17,6 +17,7 @@ from yggrt.core.schema import TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.latency import verify_latency
+from yggrt.memory import has_room_for
 from yggrt.session import Parts, Session
 from yggrt.target import check_target, host_target
 from yggrt.text import Text
@@ -28,12 +29,15 @@ def load(
     num_threads: int | None = None,
     cache_dir: str | Path | None = None,
     tree: str | None = None,
+    mapped: bool = False,
 ) -> Session:
     """A session over the bundle at `path`.
 
     num_threads: default what the bundle was tuned for, at most the cores at hand; set for the
     whole process, as torch has one pool. cache_dir: where native code is unpacked. tree: the tree
-    spec of requests that name none (default: the bundle's). Warns about a machine that the bundle
+    spec of requests that name none (default: the bundle's). mapped: leave the weights in the
+    mapped file, which processes share, instead of reading them into huge pages, which is faster.
+    Warns about a machine that the bundle
     was not tuned for. Raises BundleError, TargetError or RequestError.
     """
     cache = open_cache(Path(cache_dir) if cache_dir is not None else None)
@@ -43,6 +47,7 @@ def load(
             cache,
             num_threads=num_threads,
             tree=tree,
+            mapped=mapped,
             on_note=lambda note: warnings.warn(note, stacklevel=4),
         )
 
@@ -53,6 +58,7 @@ def start_session(
     *,
     num_threads: int | None,
     tree: str | None,
+    mapped: bool,
     on_note: Callable[[str], None],
 ) -> Session:
     """Checks that an open bundle fits this machine and loads it; `on_note` hears warnings."""
@@ -69,6 +75,14 @@ def start_session(
     from yggrt.graphs import AotGraphs
 
     torch.set_num_threads(num_threads)
+    if not mapped:
+        if has_room_for(bundle.num_bytes):
+            bundle.read_weights()
+        else:
+            on_note(
+                f"weights stay in the mapped file: a copy of {bundle.num_bytes / 1e9:.1f} GB in "
+                "huge pages would take more than half of the available memory"
+            )
     return Session(
         Parts(
             graphs=AotGraphs.from_bundle(bundle, unpacked),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from yggrt.core.schema import WeightSpec
+from yggrt.memory import read_into_huge_pages
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -25,6 +26,12 @@ def map_file(path: Path, num_bytes: int) -> torch.UntypedStorage:
     storage = torch.UntypedStorage.from_file(str(path), False, num_bytes)
     assert isinstance(storage, torch.UntypedStorage)
     return storage
+
+
+def copy_file(descriptor: int, num_bytes: int) -> torch.UntypedStorage:
+    """The open file's first `num_bytes`, copied into huge pages of this process's own."""
+    data = read_into_huge_pages(descriptor, num_bytes)
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
 
 
 def view(storage: torch.UntypedStorage, spec: WeightSpec) -> torch.Tensor:

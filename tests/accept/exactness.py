@@ -41,7 +41,7 @@ GAP = 1e-3
 
 
 class Recorder:
-    """Graphs that keep the logits of the rows that decoding visits, by the context each row saw."""
+    """Graphs that keep every tree with the logits of its rows."""
 
     def __init__(self, graphs: Any) -> None:
         self._graphs = graphs
@@ -62,7 +62,8 @@ def decode(
     """Ids, the logits behind every token after the first, and mean acceptance length."""
     graphs: Any = Recorder(session.graphs)
     engine = Engine(
-        graphs, session.graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows: 1.0, 0.0, OpenGate()
+        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows: 1.0, 0.0,
+        OpenGate(),
     )  # fmt: skip
     ids = [engine.start(prompt)]
     logits: list[torch.Tensor] = []

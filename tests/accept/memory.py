@@ -93,8 +93,10 @@ def main() -> None:
         "200",
     ]
     build = [
-        sys.executable, "-m", "yggc", "build", "--gpu", "cpu", "--verifier", str(billion()), "--dtype", "float32",
-        "--work-dir", str(bundles.WORK), "-o", str(bundles.CACHE / "random-1b.ygg"), "--calibration-tokens", "2",
+        sys.executable, "-m", "yggc", "build", "--gpu", "cpu", "--verifier", str(billion()),
+        "--dtype", "float32",
+        "--work-dir", str(bundles.WORK), "-o", str(bundles.CACHE / "random-1b.ygg"),
+        "--calibration-tokens", "2",
     ]  # fmt: skip
     result = {
         "decode_mb": peak_of(decode) / 1e6,

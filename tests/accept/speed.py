@@ -105,7 +105,8 @@ def timed_reference(reference: Any, prompt: list[int], num: int) -> float:
         for tokens in (1, num):
             start = perf_counter()
             reference.generate(
-                ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+                ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens,
+                do_sample=False, pad_token_id=0,
             )  # fmt: skip
             seconds.append(perf_counter() - start)
     return (seconds[1] - seconds[0]) / (num - 1)

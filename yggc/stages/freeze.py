@@ -55,7 +55,7 @@ def run(
     profile: Profile,
     searched: Searched,
 ) -> Frozen:
-    bound = bind_graphs(context, loaded, adapted, context.folders["adapt"])
+    bound = bind_graphs(context, loaded, adapted)
     torch.set_num_threads(context.config.threads)
     prompts = calibration_ids(context, loaded, adapted)[:NUM_GOLDEN]
     difference = _check_against_eager(context, loaded, adapted, bound, prompts[0])

@@ -30,7 +30,8 @@ from yggc.stages.load import Loaded
 from yggrt.core.errors import YggError
 from yggrt.core.schema import GraphSpec
 from yggrt.graphs import AotGraphs
-from yggrt.weights import map_file, view
+from yggrt.memory import has_room_for
+from yggrt.weights import copy_file, map_file, view
 
 COMPILED_FILE = "compiled.json"
 CONSTANTS_FILE = "constants.pt"
@@ -158,12 +159,17 @@ class BoundGraphs:
 
 
 def bind_graphs(
-    context: Context, loaded: Loaded, adapted: AdaptedModel, adapted_folder: Path
+    context: Context, loaded: Loaded, adapted: AdaptedModel, *, timed: bool = False
 ) -> BoundGraphs:
-    """The graphs of a build, ready to run."""
+    """The graphs of a build, ready to run; `timed`: weights lie where the runtime puts them."""
     built = build_graphs(context, loaded, adapted)
-    path = adapted_folder / WEIGHTS_FILE
-    storage = map_file(path, path.stat().st_size)
+    path = context.folders["adapt"] / WEIGHTS_FILE
+    num_bytes = path.stat().st_size
+    if timed and has_room_for(num_bytes):
+        with path.open("rb") as file:
+            storage = copy_file(file.fileno(), num_bytes)
+    else:
+        storage = map_file(path, num_bytes)
     own: dict[str, torch.Tensor] = {}
     parts = []
     for graph in built:

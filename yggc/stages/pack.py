@@ -44,7 +44,7 @@ def run(
             members[member] = graph.folder / member.removeprefix(root)
     if loaded.text.tokenizer:
         members[TOKENIZER_MEMBER] = context.folders["load"] / TOKENIZER_MEMBER
-    own = bind_graphs(context, loaded, adapted, context.folders["adapt"]).own
+    own = bind_graphs(context, loaded, adapted).own
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         built_by=f"yggc {__version__}",

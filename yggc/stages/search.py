@@ -65,7 +65,7 @@ def run(
     decoding's) and searches.
     """
     config = context.config
-    bound = bind_graphs(context, loaded, adapted, context.folders["adapt"])
+    bound = bind_graphs(context, loaded, adapted, timed=True)
     torch.set_num_threads(config.threads)
     graphs = bound.graphs
     latency = verify_latency(

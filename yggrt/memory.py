@@ -1,0 +1,54 @@
+"""Memory of this machine, and a file's bytes in huge pages of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+HUGE_PAGE = 2 << 20
+_READ_BYTES = 64 << 20
+
+
+def available_memory_bytes() -> int:
+    """Bytes that can be allocated without swapping, within a container's limit."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.is_file() and current.is_file() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(0, int(text) - int(current.read_text())))
+    return available
+
+
+def has_room_for(num_bytes: int) -> bool:
+    """Whether `num_bytes` more are at most half of what is available."""
+    return 2 * num_bytes <= available_memory_bytes()
+
+
+def read_into_huge_pages(descriptor: int, num_bytes: int) -> memoryview:
+    """The first `num_bytes` of an open file in memory of this process's own, in huge pages where
+    the system has them: a pass reads every weight once, and small pages cost it about a tenth.
+
+    Starts on a huge page. The view keeps the memory alive.
+    """
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    start = -_address(memory) % HUGE_PAGE
+    view = memoryview(memory)[start : start + num_bytes]
+    at = 0
+    while at < num_bytes:
+        read = os.preadv(descriptor, [view[at : at + _READ_BYTES]], at)
+        if read == 0:
+            raise EOFError(f"the file ended at byte {at}, wanted {num_bytes}")
+        at += read
+    return view
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
