@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,4 +38,4 @@ class Context:
     @cached_property
     def library(self) -> BuiltLibrary:
         """The operators, compiled for this machine."""
-        return build_library(self.work.root / "operators")
+        return build_library(self.work.root / "operators", cxx=os.environ.get("CXX", "g++"))

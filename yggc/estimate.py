@@ -77,10 +77,10 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     """The configuration as far as it can be resolved, and what building it would take."""
     facts = model_facts(config)
     if config.graphs == "dynamic":
-        graphs: tuple[str, ...] = ("verify_1", f"verify_2_{config.buckets[-1]}")
+        graphs: tuple[str, ...] = ("verify_001", f"verify_{config.buckets[-1]:03d}")
     else:
-        graphs = tuple(f"verify_{rows}" for rows in config.buckets)
-    graphs += (f"prefill_{config.prefill_rows}",)
+        graphs = tuple(f"verify_{rows:03d}" for rows in config.buckets)
+    graphs += (f"prefill_{config.prefill_rows:03d}",)
     if facts is None:
         note = "the model is not here yet: minutes and sizes are known after the first fetch"
         return config, Estimate(graphs, 0.0, 0, OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES, 0, (note,))

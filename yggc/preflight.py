@@ -107,10 +107,12 @@ def _torch_check() -> Check:
     low, high = (".".join(map(str, bound)) for bound in TORCH_RANGE)
     numbers = tuple(int(part) for part in (version or "0.0").split("+")[0].split(".")[:2])
     return Check(
-        "torch", TORCH_RANGE[0] <= numbers < TORCH_RANGE[1], version or "not installed", ">= "
-        "{low}, < {high}",
+        "torch",
+        TORCH_RANGE[0] <= numbers < TORCH_RANGE[1],
+        version or "not installed",
+        f">= {low}, < {high}",
         f"pip install 'torch>={low},<{high}'",
-    )  # fmt: skip
+    )
 
 
 def _writable(name: str, folder: Path, *, must_exist: bool, tip: str) -> Check:

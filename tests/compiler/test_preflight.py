@@ -95,7 +95,7 @@ def test_dry_run(llama_dir: Path, tmp_path: Path) -> None:
     planned = json.loads(result.stdout)
     assert planned["config"]["dtype"] == "float32"
     assert planned["config"]["max_model_len"] == 128
-    assert planned["estimate"]["graphs"][0] == "verify_1"
+    assert planned["estimate"]["graphs"][0] == "verify_001"
     assert planned["estimate"]["compile_s"] > 0
     assert not (tmp_path / "m.ygg").exists()
 
