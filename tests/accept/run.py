@@ -17,6 +17,7 @@ COMMANDS = [
     [str(HERE / "exactness.py"), "--dtype", "bfloat16", "--no-reference"],
     [str(HERE / "speed.py")],
     [str(HERE / "memory.py")],
+    [str(HERE / "bare_install.py")],
 ]
 
 
