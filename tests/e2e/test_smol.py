@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct through its bundle: real weights, real graphs, transformers beside them."""
+"""SmolLM2-135M-Instruct through its bundle: real weights and graphs, transformers beside them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prompts() -> list[Prompt]:
 
 
 def test_tokens_equal_transformers_and_every_tree(session: Session, reference: Any) -> None:
-    """A difference from transformers is allowed only at a tie: a gap of 1e-3 between its top two."""
+    """A difference from transformers is allowed only where its top two lie within 1e-3."""
     assert session.text is not None
     for prompt in prompts():
         ids = prompt.encode(session.text)
