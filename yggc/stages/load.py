@@ -31,6 +31,14 @@ class Loaded(Record, frozen=True):
     max_model_len: int
 
 
+# Where a model lay and who saved it: two copies of one model must share their graphs.
+_NOT_THE_MODEL = {"_name_or_path", "_model_name_or_path", "transformers_version"}
+
+
+def _shape_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _NOT_THE_MODEL}
+
+
 def key(context: Context) -> Any:
     config = context.config
     return [context.checkpoint.source.record("verifier"), config.dtype, config.max_model_len]
@@ -55,7 +63,7 @@ def run(context: Context, out: Path) -> Loaded:
         context.reporter.say(note)
     return Loaded(
         source=checkpoint.source.record("verifier"),
-        config=checkpoint.config.to_dict(),
+        config=_shape_of(checkpoint.config.to_dict()),
         text=text,
         eos_ids=checkpoint.eos_ids(),
         num_parameters=checkpoint.num_parameters,
