@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from yggc.stages.graphs import bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
 from yggrt.core.schema import Candidate, Record, Schedule
-from yggrt.core.search import choose_buckets, combine, search_schedule
+from yggrt.core.schema import NgramDrafter as NgramParameters
+from yggrt.core.search import Replay, choose_buckets, combine, search_schedule
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.calibrate import calibrate_ngram, held_out
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate, RunningGate
+from yggrt.graphs import AotGraphs
 from yggrt.latency import verify_latency
 from yggrt.prompts import read_prompts
 from yggrt.replay import replay
@@ -61,60 +64,77 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profil
 def run(
     context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel, profile: Profile
 ) -> Searched:
-    """Decodes the calibration prompts with the default tree (exact, so the ids are plain
-    decoding's) and searches.
-    """
     config = context.config
     bound = bind_graphs(context, loaded, adapted, timed=True)
     torch.set_num_threads(config.threads)
-    graphs = bound.graphs
     latency = verify_latency(
         profile.latency, [spec.name for spec in bound.specs if spec.kind == "verify"]
     )
     prompts = calibration_ids(context, loaded, adapted)
-    sequences: list[tuple[list[int], list[int]]] = []
+    recordings, rest_s = _record(context, bound.graphs, prompts, set(adapted.model.eos_ids))
+    drafter = calibrate_ngram(recordings)
+    replays = _replay_trees(context, bound.graphs, drafter, recordings, latency, rest_s)
+    candidates = search_schedule(replays, latency, rest_s)
+    tree = candidates[0].tree if config.tree == "auto" else config.tree
+    schedule = Schedule(
+        tree=tree,
+        drafter=drafter,
+        rest_s=rest_s,
+        buckets=next((choose_buckets(r) for r in replays if r.tree == tree), (1,)),
+        candidates=_shortlist(candidates),
+    )
+    return Searched(schedule=schedule, num_tokens=sum(len(output) for _, output in recordings))
+
+
+def _record(
+    context: Context, graphs: AotGraphs, prompts: list[list[int]], eos_ids: set[int]
+) -> tuple[list[tuple[list[int], list[int]]], float]:
+    """(prompt, output) ids, and the host's seconds per pass.
+
+    Decodes with a tree, which is faster and emits plain decoding's ids.
+    """
+    largest = graphs.row_counts[-1]
+    tree = f"egt:width=4,depth=4,children=8,verify={largest}" if largest > 1 else "plain"
     drafter = NgramDrafter(DEFAULT_PARAMETERS)
-    largest = config.buckets[-1]
-    default = parse_tree_spec(f"egt:width=4,depth=4,children=8,verify={largest}")
-    engine = Engine(
-        graphs, graphs.new_cache(), drafter, default if largest > 1 else parse_tree_spec("plain"),
-        latency, 0.0, OpenGate(),
-    )  # fmt: skip
+    spec, cache = parse_tree_spec(tree), graphs.new_cache()
+    engine = Engine(graphs, cache, drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
+    recordings = []
     host_s = num_passes = 0.0
     with context.reporter.stage("calibrate", total=len(prompts)) as progress:
         for prompt in prompts:
-            output = decode(engine, prompt, config.calibration_tokens, set(adapted.model.eos_ids))
-            sequences.append((prompt, output))
+            output = decode(engine, prompt, context.config.calibration_tokens, eos_ids)
+            recordings.append((prompt, output))
             stages = engine.stats.stage_s
             host_s += stages["draft"] + stages["accept"] + stages["commit"]
             num_passes += engine.stats.num_passes
             progress.advance(1)
-    rest_s = host_s / num_passes if num_passes else 0.0
-    parameters = calibrate_ngram(sequences)
-    folds = held_out(parameters, sequences)
+    return recordings, host_s / num_passes if num_passes else 0.0
+
+
+def _replay_trees(
+    context: Context,
+    graphs: AotGraphs,
+    parameters: NgramParameters,
+    recordings: list[tuple[list[int], list[int]]],
+    latency: Callable[[int], float],
+    rest_s: float,
+) -> list[Replay]:
+    """Every candidate tree over the recordings, drafted without knowledge of their own outputs."""
+    config = context.config
     trees = _candidate_trees(config.buckets) if config.tree == "auto" else [config.tree]
+    specs = [spec for spec in map(parse_tree_spec, trees) if spec.policy != "plain"]
+    folds = held_out(parameters, recordings)
     replays = []
-    with context.reporter.stage("search trees", total=len(trees)) as progress:
-        for tree in trees:
-            spec = parse_tree_spec(tree)
-            if spec.policy != "plain":
-                parts = [
+    with context.reporter.stage("search trees", total=len(specs)) as progress:
+        for spec in specs:
+            replays.append(
+                combine(
                     replay(one, spec, fold, graphs.row_counts, latency, rest_s, RunningGate())
                     for one, fold in folds
-                ]
-                replays.append(combine(parts))
+                )
+            )
             progress.advance(1)
-    candidates = search_schedule(replays, latency, rest_s)
-    chosen = candidates[0].tree if config.tree == "auto" else config.tree
-    buckets = next((choose_buckets(r) for r in replays if r.tree == chosen), (1,))
-    schedule = Schedule(
-        tree=chosen,
-        drafter=parameters,
-        rest_s=rest_s,
-        buckets=buckets,
-        candidates=_shortlist(candidates),
-    )
-    return Searched(schedule=schedule, num_tokens=sum(len(output) for _, output in sequences))
+    return replays
 
 
 def _shortlist(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
