@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ import msgspec
 from yggc.errors import PreflightError
 
 DONE = "done.json"
+# Digits of the inputs' hash that name an output.
+NUM_DIGITS = 24
+_OUTPUT = re.compile(rf"[0-9a-f]{{{NUM_DIGITS}}}(\.partial)?")
 
 
 def hash_inputs(inputs: Any) -> str:
@@ -115,22 +119,23 @@ class WorkDir:
                 f"work directory {self.root}: cannot be made: {error.strerror}",
                 "choose another with --work-dir",
             ) from error
-        short = inputs_hash[:24]
+        short = inputs_hash[:NUM_DIGITS]
         return StageDir(self.root / name / short, self.root / "locks" / f"{name}-{short}.lock")
 
     def sweep(self, older_than_s: float | None = None) -> int:
         """Removes what killed builds left and, given an age, outputs not used for that long; bytes
         freed.
 
-        Outputs that another process is making are left alone.
+        Outputs that another process is making are left alone, and so is everything that does not
+        have the name of an output: the folder may hold other things too.
         """
         freed = 0
-        if not self.root.is_dir():
+        if not (self.root / "locks").is_dir():
             return freed
         for stage in sorted(path for path in self.root.iterdir() if path.is_dir()):
-            if stage.name == "locks":
+            if stage.name == "locks" or not os.access(stage, os.R_OK | os.X_OK):
                 continue
-            for path in sorted(stage.iterdir()):
+            for path in sorted(one for one in stage.iterdir() if _OUTPUT.fullmatch(one.name)):
                 short = path.name.removesuffix(".partial")
                 dead = path.name.endswith(".partial")
                 if not dead and (older_than_s is None or not _unused_for(path, older_than_s)):

@@ -19,6 +19,11 @@ class StopMatcher:
             raise RequestError(
                 "a stop string is empty", "give stop strings of at least one character"
             )
+        for stop in stops:
+            if any("\ud800" <= character <= "\udfff" for character in stop):
+                raise RequestError(
+                    f"stop string {stop!r} is not valid UTF-8", "convert the text to UTF-8"
+                )
         self._stops = tuple(stops)
         self._held = ""
 

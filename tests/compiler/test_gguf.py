@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,11 +94,26 @@ def test_truncated(keep: int, write_gguf: Callable[..., Path], work: WorkDir) ->
         resolve_source(str(path), work)
 
 
-def test_trailing_bytes(write_gguf: Callable[..., Path], work: WorkDir) -> None:
+@pytest.mark.parametrize("extra", [8, 64])
+def test_trailing_bytes(extra: int, write_gguf: Callable[..., Path], work: WorkDir) -> None:
     path = write_gguf()
-    path.write_bytes(path.read_bytes() + bytes(64))
-    with pytest.raises(SourceError, match="64 more than its tensors"):
+    path.write_bytes(path.read_bytes() + bytes(extra))
+    with pytest.raises(SourceError, match=f"{extra} more than its tensors"):
         resolve_source(str(path), work)
+
+
+def test_no_alignment(write_gguf: Callable[..., Path], work: WorkDir) -> None:
+    path = write_gguf()
+    key = b"general.architecture"
+    # A key of the same length takes the place of one that comes before the alignment is needed.
+    data = path.read_bytes()
+    start = data.index(key) - 8
+    value = data.index(b"llama", start)
+    name = b"general.alignment"
+    entry = struct.pack("<Q", len(name)) + name + struct.pack("<II", 4, 0)
+    path.write_bytes(data[:start] + entry + data[value + 5 :])
+    with pytest.raises(SourceError, match=r"general\.alignment is 0"):
+        GgufFile(path)
 
 
 def test_not_gguf(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
@@ -17,12 +18,17 @@ import torch
 from families import families
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from yggc.errors import SourceError
+from yggc.models import shards
 from yggc.models.checkpoint import Checkpoint, open_checkpoint
 from yggc.models.source import resolve_source
 from yggc.workdir import WorkDir
@@ -163,6 +169,81 @@ def test_encoder_decoder(tmp_path: Path, work: WorkDir) -> None:
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     with pytest.raises(SourceError, match="'t5' is not a decoder-only"):
         opened(tmp_path / "t5", work)
+
+
+def test_bidirectional_attention(tmp_path: Path, work: WorkDir) -> None:
+    config = BertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(SourceError, match="'bert' attends in both directions"):
+        opened(tmp_path / "bert", work)
+
+
+def test_mixture_of_experts(tmp_path: Path, work: WorkDir) -> None:
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_local_experts=2,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "mixtral")
+    with pytest.raises(SourceError, match="'mixtral' joins or splits stored tensors"):
+        opened(tmp_path / "mixtral", work)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": "abc"},
+        {"num_attention_heads": 5},
+        {"num_attention_heads": 0},
+        {"max_position_embeddings": None},
+        {"hidden_act": "no such function"},
+        {"rope_parameters": {"rope_type": "no such type", "rope_theta": 1e4}},
+    ],
+)
+def test_configuration_that_transformers_refuses(
+    change: dict[str, object], llama_dir: Path, work: WorkDir
+) -> None:
+    edit_config(llama_dir, **change)
+    with pytest.raises(SourceError, match=r"config|transformers") as error:
+        opened(llama_dir, work)
+    assert "\n" not in error.value.message
+    assert error.value.tip
+
+
+@pytest.mark.parametrize("text", ["{bad", "[]", '{"eos_token_id": "x"}'])
+def test_damaged_generation_config(text: str, llama_dir: Path, work: WorkDir) -> None:
+    (llama_dir / "generation_config.json").write_text(text)
+    with pytest.raises(SourceError, match=r"generation_config\.json: is not valid"):
+        opened(llama_dir, work).eos_ids()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": []},
+        {"shape": [5]},
+        {"shape": ["x"]},
+        {"data_offsets": [16, 0]},
+        {"data_offsets": [0, "x"]},
+        {"data_offsets": [0, 16, 3]},
+    ],
+)
+def test_safetensors_header_that_lies(change: dict[str, object], tmp_path: Path) -> None:
+    entry: dict[str, object] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    header = json.dumps({"a": entry | change}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    with pytest.raises(SourceError, match=r"model\.safetensors: "):
+        shards.read_header(path)
+
+
+def test_index_that_names_no_file(llama_dir: Path, work: WorkDir) -> None:
+    (llama_dir / "model.safetensors").unlink()
+    (llama_dir / "model.safetensors.index.json").write_text('{"weight_map": {"a": null}}')
+    with pytest.raises(SourceError, match="is not a valid index"):
+        resolve_source(str(llama_dir), work)
 
 
 def test_missing_and_misshapen_tensor(llama_dir: Path, work: WorkDir) -> None:

@@ -103,11 +103,10 @@ def test_damaged_output_is_made_again(work: WorkDir) -> None:
 
 
 def test_sweep(work: WorkDir, tmp_path: Path) -> None:
-    old, new = work.stage("load", "old"), work.stage("load", "new")
+    old, new, dead = (work.stage("load", hash_inputs(name)) for name in ("old", "new", "dead"))
     for stage in (old, new):
         stage.ensure(fill("x", "12345"))
     os.utime(old.path / "done.json", (0, 0))
-    dead = work.stage("load", "dead")
     dead.partial.mkdir()
     (dead.partial / "x").write_bytes(bytes(1000))
     busy = start(work.root, tmp_path / "marker", 2.0)
@@ -118,6 +117,18 @@ def test_sweep(work: WorkDir, tmp_path: Path) -> None:
     assert not old.path.exists()
     assert new.done
     assert Path(busy.communicate()[0].strip(), "whole").exists()
+
+
+def test_sweep_knows_its_own(tmp_path: Path) -> None:
+    """A folder with other things in it is no reason to remove them, nor to fail."""
+    download = tmp_path / "Downloads" / "film.partial"
+    download.parent.mkdir()
+    download.write_text("x")
+    work = WorkDir(tmp_path)
+    assert work.sweep() == 0
+    work.stage("load", "abc")
+    assert work.sweep(older_than_s=0) == 0
+    assert download.exists()
 
 
 def test_hash_is_of_values() -> None:

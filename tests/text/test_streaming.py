@@ -110,3 +110,8 @@ def test_a_metaspace_tokenizers_stop_of_two_words_is_cut() -> None:
     assert emitted == "it says "
     assert index is not None
     assert text.decode(ids[: index + 1]) == "it says two words"
+
+
+def test_stop_string_of_broken_utf8_is_refused() -> None:
+    with pytest.raises(RequestError, match="not valid UTF-8"):
+        StopMatcher(["a\udcff"])

@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from yggc.errors import SourceError
 from yggc.models import shards
@@ -116,7 +117,7 @@ class DirectoryCheckpoint(Checkpoint):
     """A Hugging Face directory with safetensors."""
 
     def __init__(self, source: ResolvedSource) -> None:
-        super().__init__(source, AutoConfig.from_pretrained(source.path, trust_remote_code=False))
+        super().__init__(source, read_config(source.path))
         self._stored = shards.read_headers(shards.find_shards(source.path))
         self._files: dict[Path, Any] = {}
         model = empty_model(self.config)
@@ -126,11 +127,8 @@ class DirectoryCheckpoint(Checkpoint):
         """Model name -> stored name."""
         # Renamings only: a checkpoint whose tensors must be joined or split is refused as
         # incomplete.
-        renamings = [
-            step
-            for step in get_model_conversion_mapping(model)
-            if isinstance(step, WeightRenaming)
-        ]
+        steps = get_model_conversion_mapping(model)
+        renamings = [step for step in steps if isinstance(step, WeightRenaming)]
         state = model.state_dict()
         named = {
             rename_source_key(key, renamings, [], model.base_model_prefix, state)[0]: key
@@ -138,6 +136,13 @@ class DirectoryCheckpoint(Checkpoint):
         }
         tied = tied_state(model)
         names = {name: named[name] for name in wanted_state(model) if name in named}
+        joined = len(steps) > len(renamings)
+        if joined and len(names) < len(wanted_state(model)):
+            raise SourceError(
+                f"{self.source.path}: architecture {self.config.model_type!r} joins or splits "
+                "stored tensors as it loads (mostly a mixture of experts), which is not covered",
+                "docs/architecture.md lists the covered families",
+            )
         check_state(
             str(self.source.path),
             model,
@@ -196,7 +201,18 @@ class DirectoryCheckpoint(Checkpoint):
 
     def _stated_ends(self) -> tuple[Any, ...]:
         path = self.source.path / "generation_config.json"
-        return (json.loads(path.read_bytes()).get("eos_token_id"),) if path.is_file() else ()
+        if not path.is_file():
+            return ()
+        try:
+            stated = json.loads(path.read_bytes())
+            ids = stated.get("eos_token_id")
+            if not all(
+                isinstance(one, int) for one in (ids if isinstance(ids, list) else [ids or 0])
+            ):
+                raise ValueError(f"eos_token_id is {ids!r}, wanted a token id or a list of them")
+        except (ValueError, AttributeError) as error:
+            raise SourceError(f"{path}: is not valid: {error}", "fetch the file again") from error
+        return (ids,)
 
 
 def open_checkpoint(source: ResolvedSource) -> Checkpoint:
@@ -208,17 +224,48 @@ def open_checkpoint(source: ResolvedSource) -> Checkpoint:
     return DirectoryCheckpoint(source)
 
 
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The configuration of a model directory; SourceError if transformers refuses it."""
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # each configuration class checks in its own way
+        raise SourceError(
+            f"{folder / 'config.json'}: transformers cannot read it: {one_line(error)}",
+            "correct the value, or fetch the file again",
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's text for the middle of a message."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The causal model of `config` without storage; SourceError if transformers has none."""
+    """The causal model of `config` without storage; SourceError if transformers has none or cannot
+    make it, or if its attention looks ahead.
+    """
+    kind = config.model_type
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise SourceError(
+            f"architecture {kind!r} is not a decoder-only language model",
+            "take a causal language model",
+        )
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
-    except ValueError as error:
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # modelling code fails in its own ways on values it does not know
         raise SourceError(
-            f"architecture {config.model_type!r} is not a decoder-only language model: "
-            f"{str(error).splitlines()[0][:120]}",
-            "take a causal language model",
+            f"architecture {kind!r}: transformers makes no model of its configuration: "
+            f"{type(error).__name__}: {one_line(error)}",
+            "correct config.json, or fetch it again",
         ) from error
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        raise SourceError(
+            f"architecture {kind!r} attends in both directions as it is configured, wanted causal "
+            "attention only",
+            "take a causal language model",
+        )
+    return model
 
 
 def tied_state(model: PreTrainedModel) -> dict[str, str]:

@@ -88,6 +88,10 @@ class GgufFile:
             self.metadata[name] = cursor.value(cursor.scalar("<I"))
         entries = [cursor.tensor_entry() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise SourceError(
+                f"{path}: general.alignment is {alignment!r}, wanted a number of bytes", _FETCH_TIP
+            )
         start = -(-cursor.position // alignment) * alignment
         self.tensors = {
             name: GgufTensor(name, shape, kind, start + offset)
@@ -114,7 +118,7 @@ class GgufFile:
             raise SourceError(
                 f"{self.path}: is {self.num_bytes} bytes, its tensors end at {end}", _FETCH_TIP
             )
-        if self.num_bytes - end >= alignment:
+        if self.num_bytes > -(-end // alignment) * alignment:
             raise SourceError(
                 f"{self.path}: is {self.num_bytes} bytes, {self.num_bytes - end} more than its "
                 "tensors",

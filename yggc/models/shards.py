@@ -9,6 +9,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from yggc.errors import SourceError
 
 SINGLE = "model.safetensors"
@@ -37,6 +39,8 @@ def find_shards(directory: Path) -> tuple[Path, ...]:
         try:
             weight_map = json.loads((directory / INDEX).read_bytes())["weight_map"]
             names = sorted(set(weight_map.values()))
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError(f"a file name in it is {names[0]!r}, wanted a string")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SourceError(
                 f"{directory / INDEX}: is not a valid index: {error}", _FETCH_TIP
@@ -92,18 +96,24 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 for name, item in header.items()
                 if name != "__metadata__"
             }
+            wanted = 8 + length + max((end for _, end in entries.values()), default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise SourceError(f"{path}: its header is not valid: {error!r}", _FETCH_TIP) from error
-    wanted = 8 + length + max((end for _, end in entries.values()), default=0)
     if size != wanted:
         raise SourceError(f"{path}: is {size} bytes, its header describes {wanted}", _FETCH_TIP)
     for name, (stored, _) in entries.items():
-        if stored.dtype not in DTYPE_BYTES:
+        if str(stored.dtype) not in DTYPE_BYTES:
             raise SourceError(
                 f"{path}: tensor {name!r} has type {stored.dtype}, wanted one of "
                 f"{', '.join(DTYPE_BYTES)}",
                 "take the checkpoint that was not quantised",
             )
+    try:
+        # The library's own check: shapes, offsets and their order.
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise SourceError(f"{path}: its header is not valid: {error}", _FETCH_TIP) from error
     return {name: stored for name, (stored, _) in entries.items()}
 
 

@@ -112,12 +112,12 @@ def resolve_source(text: str, work: WorkDir, sha256: str = "") -> ResolvedSource
 
 def hub_config(text: str) -> Any:
     """The transformers configuration of a hub model, without fetching its weights."""
-    from transformers import AutoConfig
+    from yggc.models.checkpoint import read_config
 
     repo, _, revision = text.partition("@")
     folder, _ = _fetch_from_hub(repo, revision or None, ("config.json",))
     check_config(folder)
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return read_config(folder)
 
 
 def _gguf(

@@ -6,6 +6,7 @@ Not a stage of its own: profile times what is made here, freeze checks it and pa
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,7 +133,7 @@ def compile_job(job: GraphJob, out: Path) -> None:
     """One compile in a process of its own; Inductor keeps state that two graphs must not share."""
     job_file = out / "job.json"
     job_file.write_bytes(msgspec.json.encode(job))
-    command = [sys.executable, "-m", "yggc.aot", str(job_file), str(out)]
+    command = [sys.executable, "-m", "yggc.worker", str(os.getpid()), str(job_file), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     error_file = out / "error.json"
     if error_file.exists():
