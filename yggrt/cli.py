@@ -6,6 +6,7 @@ Commands parse and print; what they do lies in the modules that they import when
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,6 +73,9 @@ Limit = Annotated[int | None, typer.Option(help="Only the first so many prompts.
 
 def main() -> None:
     """Entry point of the `yggrt` command."""
+    if sys.stdout is None:
+        # Python's stand-in for a closed descriptor; results then go nowhere, as was asked.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show a character shows a question mark in its place.

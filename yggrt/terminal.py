@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -42,6 +43,18 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(PIPE_CLOSED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            # Files that a command opens itself are reported where that is done.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+                raise
+            report_error(
+                YggError(
+                    f"the output cannot be written: {error.strerror}",
+                    "make room where stdout goes, or send it elsewhere",
+                )
+            )
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(2) from None
 
     return guarded
 

@@ -267,3 +267,26 @@ def test_public_names_are_lazy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_stdout_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "small.ygg"
+    write_small(file)
+    command = [sys.executable, "-m", "yggrt", "inspect", str(file), "--cache-dir", str(tmp_path)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("ERROR the output cannot be written: No space left")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_stdout_that_is_closed(tmp_path: Path) -> None:
+    file = tmp_path / "small.ygg"
+    write_small(file)
+    command = f'{sys.executable} -m yggrt inspect "{file}" --cache-dir "{tmp_path}" >&-'
+    done = subprocess.run(
+        command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
