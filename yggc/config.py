@@ -12,7 +12,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -137,7 +137,13 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
         text, _, path = str(error).partition(" - at `$.")
         key = path.rstrip("`").partition("[")[0]
         found = values.get(key)
-        raise RecipeError(f"{where}: {key} is {found!r}: {text[:1].lower()}{text[1:]}") from error
+        choices = get_args(get_type_hints(BuildConfig).get(key))
+        if found is not None and choices and all(isinstance(one, str) for one in choices):
+            text = f"wanted {' or '.join(choices)}"
+        raise RecipeError(
+            f"{where}: {key} is {found!r}: {text[:1].lower()}{text[1:]}",
+            "`yggc build --help` describes the options; a recipe has the same",
+        ) from error
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
