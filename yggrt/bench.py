@@ -203,6 +203,18 @@ def print_tables(report: dict[str, Any], console: Console) -> None:
     )
 
 
+def fitting(session: Session, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts that leave the context room for output; RequestError if there is none."""
+    limit = session.graphs.max_model_len
+    kept = [prompt for prompt in prompts if len(_encode(session, prompt)) < limit]
+    if not kept:
+        raise RequestError(
+            f"none of the bundle's {len(prompts)} prompts fits its context of {limit} tokens",
+            "give shorter ones with --prompts FILE",
+        )
+    return kept
+
+
 def _encode(session: Session, prompt: Prompt) -> list[int]:
     if session.text is None:
         raise RequestError(

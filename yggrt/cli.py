@@ -250,7 +250,7 @@ def bench(
     verbose: Verbose = False,
 ) -> None:
     """Times plain against tree decoding in turns; the last line is one JSON object."""
-    from yggrt.bench import bench_bundle, print_tables
+    from yggrt.bench import bench_bundle, fitting, print_tables
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
@@ -267,6 +267,11 @@ def bench(
         session = start_session(
             bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
         )
+        if prompts is None:
+            shipped = chosen
+            chosen = fitting(session, shipped)
+            if len(chosen) < len(shipped):
+                note(f"{len(shipped) - len(chosen)} of the bundle's prompts exceed its context")
         report = bench_bundle(
             session,
             bundle.manifest,

@@ -15,7 +15,7 @@ from parts import CHAIN, TellingDrafter, TellingGraphs, make, telling
 from rich.console import Console
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs
 
-from yggrt.bench import bench_bundle, print_tables
+from yggrt.bench import bench_bundle, fitting, print_tables
 from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.passes import PassOutput
 from yggrt.core.schema import Golden
@@ -168,3 +168,14 @@ def test_a_chat_prompt_is_put_under_the_template() -> None:
     assert prompt.encode(text) == text.encode_chat([{"role": "user", "content": "hello"}])
     raw = tiny.text_of(tiny.byte_level())
     assert prompt.encode(raw) == raw.encode("hello")
+
+
+def test_shipped_prompts_that_exceed_the_context_are_left_out() -> None:
+    text = tiny.chatml_text()
+    session, _ = telling(text, SAID)
+    short, long = (
+        Prompt(name, "", words, False) for name, words in (("a", "a"), ("b", "a b " * 999))
+    )
+    assert fitting(session, [long, short]) == [short]
+    with pytest.raises(RequestError, match="none of the bundle's 1 prompts fits"):
+        fitting(session, [long])
