@@ -45,11 +45,13 @@ def llama_s(model: Llama, ids: list[int], num: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("float32", type=Path, help="SmolLM2 bundle")
+    parser.add_argument("bfloat16", type=Path, help="the same with --dtype bfloat16")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--num-prompts", type=int, default=12)
     options = parser.parse_args()
     num = options.tokens
-    full, narrow = load(bundles.smol()), load(bundles.smol("bfloat16"))
+    full, narrow = load(options.float32), load(options.bfloat16)
     threads = torch.get_num_threads()
     gguf = bundles.smol_gguf()
     reference: Any = bundles.reference(gguf)
