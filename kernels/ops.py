@@ -32,6 +32,8 @@ def load_library(path: Path, namespace: str) -> Operators:
     loaded = getattr(torch.ops, namespace)
     if not hasattr(loaded, "linear"):
         torch.ops.load_library(str(path))
+    # Asked apart: a runtime in the same process loads the library and needs no shapes.
+    if not _has_shapes(namespace):
         _register_shapes(namespace)
     return Operators(
         namespace=namespace,
@@ -42,6 +44,11 @@ def load_library(path: Path, namespace: str) -> Operators:
         kv_write=loaded.kv_write.default,
         kv_commit=loaded.kv_commit.default,
     )
+
+
+def _has_shapes(namespace: str) -> bool:
+    entry = torch._library.simple_registry.singleton.find(f"{namespace}::linear")
+    return entry.fake_impl.kernel is not None
 
 
 def _register_shapes(namespace: str) -> None:

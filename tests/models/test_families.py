@@ -4,6 +4,8 @@ eager.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
@@ -133,3 +135,24 @@ def test_what_cannot_be_exact_is_refused_by_name(
     config = FAMILIES["llama"].to_dict() | change
     with pytest.raises(SourceError, match=words):
         adapt(config, operators[1], 8, "float32")
+
+
+@pytest.mark.tiny
+def test_shapes_are_known_after_a_runtime_loaded_the_operators() -> None:
+    """In a process of its own, since operators stay loaded."""
+    bundle = bundles.tiny("static")
+    program = (
+        "import sys, torch, yggrt\n"
+        "from pathlib import Path\n"
+        "from ygg_kernels.build import build_library\n"
+        "from ygg_kernels.ops import load_library\n"
+        "yggrt.load(sys.argv[1])\n"
+        "library = build_library(Path(sys.argv[2]))\n"
+        "operators = load_library(library.path, library.namespace)\n"
+        "ids = torch.zeros(3, dtype=torch.int64, device='meta')\n"
+        "rows = operators.embedding(ids, torch.empty(2, 8, 16, device='meta'), 20)\n"
+        "assert rows.shape == (3, 8)\n"
+    )
+    command = [sys.executable, "-c", program, str(bundle), str(bundles.WORK / "operators")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
