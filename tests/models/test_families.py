@@ -47,6 +47,8 @@ def graphs(operators: Any) -> dict[str, Future[BuiltGraph]]:
     library, _ = operators
     bundles.WORK.mkdir(parents=True, exist_ok=True)
     work = WorkDir(bundles.WORK)
+    # Not in the threads: CPython 3.11 cannot parse while another thread is deep in a recursion.
+    digest = compiler_digest()
 
     def make(config: Any) -> BuiltGraph:
         job = GraphJob(
@@ -62,7 +64,7 @@ def graphs(operators: Any) -> dict[str, Future[BuiltGraph]]:
             namespace=library.namespace,
             torch_version=version("torch"),
             transformers_version=version("transformers"),
-            compiler_digest=compiler_digest(),
+            compiler_digest=digest,
         )
         folder = work.stage("graph", job.key).ensure(partial(compile_job, job))
         return open_built(job, folder)
