@@ -440,7 +440,7 @@ def _give_addresses(module: nn.Module) -> None:
             owner._parameters[name] = made[id(parameter)]
 
 
-def _tied_names(model: nn.Module) -> dict[str, str]:
+def tied_names(model: nn.Module) -> dict[str, str]:
     """Alias -> owner for parameters that share one tensor."""
     owners: dict[int, str] = {}
     tied: dict[str, str] = {}
@@ -463,7 +463,7 @@ def adapt(
     AttentionMaskInterface.register(ATTENTION, _no_mask)
     model = _build(config)
     model.tie_weights()
-    tied = _tied_names(model)
+    tied = tied_names(model)
     matrices = _swap(model, operators, getattr(torch, weight_dtype))
     for alias, owner in tied.items():
         parent, _, child = alias.rpartition(".")

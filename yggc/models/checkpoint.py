@@ -30,6 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from yggc.errors import SourceError
 from yggc.models import shards
+from yggc.models.adapt import tied_names
 from yggc.models.source import ResolvedSource
 from yggc.models.tokenizer import check_vocabulary, describe_text, end_ids, load_tokenizer
 from yggrt.core.schema import TextInfo
@@ -134,7 +135,7 @@ class DirectoryCheckpoint(Checkpoint):
             rename_source_key(key, renamings, [], model.base_model_prefix, state)[0]: key
             for key in self._stored
         }
-        tied = tied_state(model)
+        tied = tied_names(model)
         names = {name: named[name] for name in wanted_state(model) if name in named}
         joined = len(steps) > len(renamings)
         if joined and len(names) < len(wanted_state(model)):
@@ -268,20 +269,9 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def tied_state(model: PreTrainedModel) -> dict[str, str]:
-    """Name of each parameter that is another one under a second name -> the name it is read by."""
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        original = first.setdefault(id(parameter), name)
-        if original != name:
-            tied[name] = original
-    return tied
-
-
 def wanted_state(model: PreTrainedModel) -> list[str]:
     """Names of the model's state, tied parameters once."""
-    tied = tied_state(model)
+    tied = tied_names(model)
     return [name for name in model.state_dict() if name not in tied]
 
 
