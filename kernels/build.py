@@ -21,10 +21,12 @@ from typing import Literal
 
 from yggrt.core.errors import YggError
 
-Isa = Literal["native", "avx2", "avx512", "neon"]
+Isa = Literal["native", "avx512_vnni", "avx512", "avx2", "neon"]
 
 SOURCE_DIR = Path(__file__).parent / "cpu"
-HEADERS = ("vec.h", "tile.h", "linear.h", "embedding.h", "attention.h", "kv.h")
+HEADERS = (
+    "vec.h", "formats.h", "tile.h", "integer.h", "linear.h", "embedding.h", "attention.h", "kv.h",
+)  # fmt: skip
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
 # Two libraries in one process must not share inline functions: they may be for different machines.
 LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
@@ -32,12 +34,11 @@ LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu
 WARNING_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+AVX512_NAMES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # Compiler flags, and the names of what they need as /proc/cpuinfo spells them.
 ISA_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "avx512": (
-        AVX512_FLAGS,
-        ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
-    ),
+    "avx512_vnni": ((*AVX512_FLAGS, "-mavx512vnni"), (*AVX512_NAMES, "avx512_vnni")),
+    "avx512": (AVX512_FLAGS, AVX512_NAMES),
     "avx2": (AVX2_FLAGS, ("avx2", "fma", "f16c")),
     "neon": ((), ("asimd",)),
 }

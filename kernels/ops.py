@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from ygg_kernels.formats import FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,23 @@ def _has_shapes(namespace: str) -> bool:
 
 def _register_shapes(namespace: str) -> None:
     def linear(
-        x: Tensor, weights: list[Tensor], biases: list[Tensor], sizes: list[int]
+        x: Tensor,
+        weights: list[Tensor],
+        biases: list[Tensor],
+        sizes: list[int],
+        formats: list[int],
+        integer: bool,
     ) -> list[Tensor]:
         return [x.new_empty((*x.shape[:-1], size)) for size in sizes]
 
-    def unbiased(x: Tensor, weights: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        return linear(x, weights, [], sizes)
+    def unbiased(
+        x: Tensor, weights: list[Tensor], sizes: list[int], formats: list[int], integer: bool
+    ) -> list[Tensor]:
+        return linear(x, weights, [], sizes, formats, integer)
 
-    def embedding(ids: Tensor, weight: Tensor, size: int) -> Tensor:
-        return weight.new_empty((*ids.shape, weight.shape[1]), dtype=torch.float32)
+    def embedding(ids: Tensor, weight: Tensor, size: int, format: int) -> Tensor:
+        num_k = weight.shape[1] * max(1, FORMATS[format].group)
+        return weight.new_empty((*ids.shape, num_k), dtype=torch.float32)
 
     def tree_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
         return q.new_empty((1, q.shape[2], q.shape[1], v_cache.shape[3]))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from ygg_kernels.formats import FORMAT_NUMBERS, FORMATS
 
 PANEL = 16
 
@@ -27,25 +28,180 @@ def unpack_panels(panels: Tensor, num_outputs: int) -> Tensor:
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:num_outputs]
 
 
+def _pieces(raw: Tensor, count: int) -> Tensor:
+    """Bytes [..., 4 * count] of vectors (lane, byte) as [..., count / 16, 16 columns, 4]."""
+    return raw.unflatten(-1, (count // 16, PANEL, 4)).long()
+
+
+def _codes4(raw: Tensor) -> Tensor:
+    """codes4 [..., 256] -> codes [..., 16 columns, 32]."""
+    pairs = _pieces(raw, 64)
+    codes = torch.stack([pairs & 15, pairs >> 4], dim=-3)  # [..., vector, half, column, byte]
+    return codes.movedim(-2, -4).flatten(-3)
+
+
+def _bits5(raw: Tensor) -> Tensor:
+    """bits5 [..., 64] -> 16 or 0 [..., 16 columns, 32]."""
+    bits = (raw.long().unsqueeze(-1) >> torch.arange(8)) & 1
+    words = bits.flatten(-2).unflatten(-1, (8, PANEL, 4))  # [..., word, column, byte]
+    return 16 * words.transpose(-3, -2).flatten(-2)
+
+
+def _codes2(raw: Tensor) -> Tensor:
+    """codes2 [..., 128] -> bits 4 and 5 [..., 16 columns, 32]."""
+    vectors = _pieces(raw, 32)  # [..., vector, column, byte]
+    fields = (vectors.unsqueeze(-3) >> (2 * torch.arange(4)[:, None, None])) & 3
+    return 16 * fields.movedim(-2, -4).flatten(-3)
+
+
+def _codes8(raw: Tensor) -> Tensor:
+    """codes8 [..., 512] -> signed codes [..., 16 columns, 32]."""
+    return _pieces(raw.view(torch.int8), 128).transpose(-3, -2).flatten(-2)
+
+
+def _half(raw: Tensor) -> Tensor:
+    return raw.contiguous().view(torch.float16).float()
+
+
+def decode_blocks(panels: Tensor, format: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quantised panels uint8 [ceil(N/16), K/group, bytes] as codes, scales and minima.
+
+    Codes int64 [rows, K] with the format's offset taken off, scales float32 [rows, K / s] for
+    sub-groups of s values (16 for q6_k, else 32), minima float32 [rows, K / 32] or None; rows is N
+    padded to 16. A weight is scale * code + minimum.
+    """
+    d = _half(panels[..., :32])
+    high: Tensor | int = 0
+    minima = None
+    if format in ("q4_k", "q5_k"):
+        parts = panels[..., 64:320].unflatten(-1, (8, 2, PANEL)).float()
+        scales = d.unsqueeze(-2) * parts[..., 0, :]  # [panel, block, piece, column]
+        minima = -_half(panels[..., 32:64]).unsqueeze(-2) * parts[..., 1, :]
+        pieces = panels[..., 320:].unflatten(-1, (8, -1))
+        if format == "q5_k":
+            high, pieces = _bits5(pieces[..., :64]), pieces[..., 64:]
+        codes = _codes4(pieces) + high
+    elif format == "q6_k":
+        parts = panels[..., 32:288].view(torch.int8).unflatten(-1, (16, PANEL)).float()
+        scales = d.unsqueeze(-2) * parts
+        pieces = panels[..., 288:].unflatten(-1, (8, -1))
+        codes = _codes4(pieces[..., 128:]) + _codes2(pieces[..., :128]) - 32
+    else:
+        scales = d.unsqueeze(-2)
+        rest = panels[..., 32:].unsqueeze(-2)
+        if format in ("q4_1", "q5_1"):
+            minima, rest = _half(rest[..., :32]), rest[..., 32:]
+        if format in ("q5_0", "q5_1"):
+            high, rest = _bits5(rest[..., :64]), rest[..., 64:]
+        codes = _codes8(rest) if format == "q8_0" else _codes4(rest) + high
+        codes = codes - {"q4_0": 8, "q5_0": 16}.get(format, 0)
+    return _by_row(codes), _by_row(scales), None if minima is None else _by_row(minima)
+
+
+def _by_row(t: Tensor) -> Tensor:
+    """[panel, block, piece, 16] or [panel, block, piece, 16, 32] -> [panel * 16, rest]."""
+    return t.movedim(3, 1).flatten(0, 1).flatten(1)
+
+
+def decode_panels(panels: Tensor, size: int, format: int) -> Tensor:
+    """The matrix [size, K] behind packed panels: stored values, or float32 from quantised ones."""
+    if format < FORMAT_NUMBERS["q4_0"]:
+        return unpack_panels(panels, size)
+    codes, scales, minima = decode_blocks(panels, FORMATS[format].name)
+    weight = scales.double().repeat_interleave(codes.shape[1] // scales.shape[1], 1) * codes
+    if minima is not None:
+        weight = weight + minima.double().repeat_interleave(32, 1)
+    return weight[:size].float()
+
+
 def linear(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], sizes: Sequence[int]
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    sizes: Sequence[int],
+    formats: Sequence[int],
+    integer: bool,
 ) -> list[Tensor]:
-    """x [..., K] times each packed weight [ceil(N/16), K, 16], plus its bias [N]."""
-    products = linear_unbiased(x, weights, sizes)
+    """x [..., K] times each packed weight, plus its bias [N].
+
+    `integer`: quantised weights take rows rounded to int8 (`linear_integer`).
+    """
+    products = linear_unbiased(x, weights, sizes, formats, integer)
     return [y + bias.to(x.dtype) for y, bias in zip(products, biases, strict=True)]
 
 
-def linear_unbiased(x: Tensor, weights: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+def linear_unbiased(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    sizes: Sequence[int],
+    formats: Sequence[int],
+    integer: bool,
+) -> list[Tensor]:
     """The same without biases."""
-    return [
-        x @ unpack_panels(weight, size).to(x.dtype).T
-        for weight, size in zip(weights, sizes, strict=True)
-    ]
+    outputs = []
+    for weight, size, format in zip(weights, sizes, formats, strict=True):
+        if integer and format >= FORMAT_NUMBERS["q4_0"]:
+            outputs.append(linear_integer(x.float(), weight, size, format).to(x.dtype))
+        else:
+            outputs.append(x @ decode_panels(weight, size, format).to(x.dtype).T)
+    return outputs
 
 
-def embedding(ids: Tensor, weight: Tensor, size: int) -> Tensor:
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows float32 [..., K] as codes int64 [..., K] and scales float32 [..., K / 32].
+
+    scale = max|x| / 127 over a group of 32, code = x * (127 / max|x|), ties to even.
+    """
+    groups = x.unflatten(-1, (-1, 32))
+    largest = groups.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
+    return (groups * inverse).round().long().flatten(-2), (largest / 127.0).squeeze(-1)
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """round(a * b + c) of float32, rounded once: the float64 sum is made odd where it is inexact
+    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    bits = total.view(torch.int64)
+    step = torch.where((error > 0) == (total > 0), 1, -1)
+    bits = torch.where((error != 0) & (bits & 1 == 0), bits + step, bits)
+    return bits.view(torch.float64).float()
+
+
+def linear_integer(x: Tensor, weight: Tensor, size: int, format: int) -> Tensor:
+    """x float32 [..., K], rounded to int8, times a quantised weight: the bits that every build of
+    the operator gives.
+
+    Per sub-group in order of k: integer sum of code * code, times the row's scale (rounded), then
+    one fused multiply-add by the weight's scale; then one of the row's scaled sum by the minimum.
+    """
+    codes, scales, minima = decode_blocks(weight, FORMATS[format].name)
+    rows, row_scales = quantize_rows(x.reshape(-1, x.shape[-1]))
+    part = codes.shape[1] // scales.shape[1]
+    sums = torch.einsum(
+        "rgk,ngk->grn",
+        rows.unflatten(1, (-1, part)).double(),
+        codes.unflatten(1, (-1, part)).double(),
+    ).float()
+    row_sums = rows.unflatten(1, (-1, 32)).sum(-1).float() * row_scales
+    total = torch.zeros(len(rows), len(codes))
+    for g in range(sums.shape[0]):
+        group = g * part // 32
+        total = _fma(sums[g] * row_scales[:, group, None], scales[:, g].expand_as(total), total)
+        if minima is not None:
+            total = _fma(
+                row_sums[:, group, None].expand_as(total), minima[:, group].expand_as(total), total
+            )
+    return total[:, :size].reshape(*x.shape[:-1], size)
+
+
+def embedding(ids: Tensor, weight: Tensor, size: int, format: int) -> Tensor:
     """Rows `ids` [...] int64 of a packed matrix with `size` rows: [..., K] float32."""
-    return unpack_panels(weight, size)[ids].float()
+    return decode_panels(weight, size, format)[ids].float()
 
 
 def tree_attention(

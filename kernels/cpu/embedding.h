@@ -1,11 +1,10 @@
-// Rows of a matrix that is stored in panels [ceil(N/16)][K][16]: a tied embedding shares the
-// output head's bytes.
+// Rows of a matrix that is stored in panels: a tied embedding shares the output head's bytes.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "tile.h"
+#include "formats.h"
 
 namespace ygg {
 
@@ -22,6 +21,34 @@ template <class T>
 void gather_row(const T* panels, std::int64_t num_k, std::int64_t row, float* out) {
   const T* column = panels + (row / kPanel) * num_k * kPanel + row % kPanel;
   for (std::int64_t k = 0; k < num_k; ++k) out[k] = to_float(column[k * kPanel]);
+}
+
+template <class F>
+void gather_quantized_row(const std::uint8_t* panels, std::int64_t num_k, std::int64_t row,
+                          float* out) {
+  const std::uint8_t* block = panels + (row / kPanel) * (num_k / F::kGroup) * F::kBytes;
+  float decoded[kPieceK * kPanel];
+  for (std::int64_t k = 0; k < num_k; k += F::kGroup) {
+    for (int piece = 0; piece < F::kGroup / kPieceK; ++piece) {
+      decode_piece<F>(block, piece, decoded);
+      for (int i = 0; i < kPieceK; ++i) *out++ = decoded[i * kPanel + row % kPanel];
+    }
+    block += F::kBytes;
+  }
+}
+
+// The same for a matrix of any format (a number of `Format`).
+inline void gather_row_of(const void* panels, std::int64_t format, std::int64_t num_k,
+                          std::int64_t row, float* out) {
+  if (format == kFloat32) {
+    gather_row(static_cast<const float*>(panels), num_k, row, out);
+  } else if (format == kBfloat16) {
+    gather_row(static_cast<const bf16*>(panels), num_k, row, out);
+  } else {
+    with_format(format, [&](auto f) {
+      gather_quantized_row<decltype(f)>(static_cast<const std::uint8_t*>(panels), num_k, row, out);
+    });
+  }
 }
 
 }  // namespace ygg

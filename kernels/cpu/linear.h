@@ -1,40 +1,51 @@
-// y = x W^T + b for weights packed in panels [ceil(N/16)][K][16], float32 or bfloat16.
+// y = x W^T + b for packed weights of any format.
+//
 // Accumulation order, never to change: K in chunks of 256, each summed from zero in order of k,
-// the chunk sums added in order, then the bias. The panels of a block stay in cache while all rows
-// pass over them.
+// the chunk sums added in order, then the bias. Rows rounded to int8 have an order of their own
+// (integer.h). A panel's chunk stays in cache while all rows pass over it.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "formats.h"
+#include "integer.h"
 #include "tile.h"
 
 namespace ygg {
 
 constexpr std::int64_t kChunkK = 256;
-// Weights are asked for this many steps of k before they are used: 32 KB of float32, past any page
-// boundary.
-constexpr std::int64_t kAheadK = 512;
-// Up to this many rows, two chunks are summed side by side.
+// Weights are asked for this long before they are used, past any page boundary.
+constexpr std::int64_t kAheadBytes = 32768;
+// Up to this many rows, two chunks or two panels are summed side by side.
 constexpr int kPairRows = std::min(4, kMaxTileRows / 2);
 
 struct LinearWeight {
-  const void* panels;  // [ceil(num_outputs / 16)][K][16], zero padded
+  const void* panels;  // as the format says, zero padded to panels of 16 columns
   const float* bias;   // [num_outputs] or null
   float* out;          // [num_rows][num_outputs]
   std::int64_t num_outputs;
-  bool is_bf16;
+  std::int64_t format;
 
   std::int64_t num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
+  bool quantized() const { return format > kBfloat16; }
 };
 
-// Floats that linear_panels needs of scratch, per thread.
+// The rows of one call, in the forms its weights need.
+struct LinearRows {
+  const float* packed;          // pack_rows' result (for one row: x itself), or null
+  const std::int32_t* integer;  // quantize_rows' result, or null: quantised weights take floats
+  std::int64_t num_rows;
+  std::int64_t num_k;
+};
+
+// Floats that linear_panels needs of scratch, per thread: totals of two panels, a decoded chunk.
 inline std::int64_t linear_scratch_floats(std::int64_t num_rows) {
-  return num_rows * kPanel;
+  return num_rows * 2 * kPanel + kChunkK * kPanel;
 }
 
 // Part `part` of `num_parts` of the transposed row blocks: block b lies at packed + begin(b) *
-// num_k as [num_k][size]. The split is by row, so that any number of threads shares a single
+// num_k as [num_k][size]. The split is by k, so that any number of threads shares a single
 // block.
 inline void pack_rows(const float* x, std::int64_t num_rows, std::int64_t num_k, float* packed,
                       std::int64_t part, std::int64_t num_parts) {
@@ -56,7 +67,7 @@ void multiply_chunk_pair(const float* x, int num_rows, const T* chunk, float* to
   float sums[kPairRows * 2 * kPanel];
   tile_for<2, T>(num_rows)(x, kChunkK * num_rows, chunk, kChunkK * kPanel, kChunkK, sums,
                            2 * kPanel, false,
-                           {reinterpret_cast<const char*>(chunk + kAheadK * kPanel),
+                           {reinterpret_cast<const char*>(chunk) + kAheadBytes,
                             static_cast<std::int64_t>(kPanel * sizeof(T))});
   for (int r = 0; r < num_rows; ++r) {
     for (int c = 0; c < kPanel; c += kLanes) {
@@ -68,60 +79,223 @@ void multiply_chunk_pair(const float* x, int num_rows, const T* chunk, float* to
   }
 }
 
-template <class T>
-void multiply_panel(const float* packed, const RowBlocks& blocks, std::int64_t num_k,
-                    const LinearWeight& weight, std::int64_t panel, float* total) {
-  const T* weights = static_cast<const T*>(weight.panels) + panel * num_k * kPanel;
-  std::int64_t k = 0;
-  if (blocks.num_rows <= kPairRows) {
-    const int num_rows = static_cast<int>(blocks.num_rows);
-    for (; k + 2 * kChunkK <= num_k; k += 2 * kChunkK) {
-      multiply_chunk_pair(packed + k * num_rows, num_rows, weights + k * kPanel, total, k > 0);
-    }
-  }
-  for (; k < num_k; k += kChunkK) {
-    const std::int64_t count = std::min(kChunkK, num_k - k);
-    const T* chunk = weights + k * kPanel;
-    // The passes over this chunk share the work of fetching what lies ahead.
-    const std::int64_t bytes_per_pass = count * kPanel * sizeof(T) / blocks.num_blocks;
-    const std::int64_t step_bytes = kPanel * sizeof(T) / blocks.num_blocks;
-    for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
-      const int size = blocks.size(b);
-      const char* ahead =
-          reinterpret_cast<const char*>(chunk + kAheadK * kPanel) + b * bytes_per_pass;
-      tile_for<1, T>(size)(packed + blocks.begin(b) * num_k + k * size, 0, chunk, 0, count,
-                           total + blocks.begin(b) * kPanel, kPanel, k > 0, {ahead, step_bytes});
-    }
-  }
+// Adds a bias and writes the totals [num_rows][stride] of one panel to the output.
+inline void finish_panel(const LinearWeight& weight, std::int64_t panel, std::int64_t num_rows,
+                         const float* total, std::int64_t stride) {
   const std::int64_t first = panel * kPanel;
   const std::int64_t width = std::min<std::int64_t>(kPanel, weight.num_outputs - first);
-  for (std::int64_t r = 0; r < blocks.num_rows; ++r) {
+  for (std::int64_t r = 0; r < num_rows; ++r) {
     float* out = weight.out + r * weight.num_outputs + first;
     for (std::int64_t c = 0; c < width; c += kLanes) {
       const int lanes = static_cast<int>(std::min<std::int64_t>(kLanes, width - c));
-      vec sum = load(total + r * kPanel + c);
+      vec sum = load(total + r * stride + c);
       if (weight.bias != nullptr) sum = add(sum, load_first(weight.bias + first + c, lanes));
       store_first(out + c, sum, lanes);
     }
   }
 }
 
+// One chunk [count][16] of weights times all row blocks.
 template <class T>
-void multiply_range(const float* packed, const RowBlocks& blocks, std::int64_t num_k,
-                    const LinearWeight& weight, std::int64_t begin, std::int64_t end,
-                    float* total) {
-  for (std::int64_t panel = begin; panel < end; ++panel) {
-    multiply_panel<T>(packed, blocks, num_k, weight, panel, total);
+void multiply_chunk(const LinearRows& rows, const RowBlocks& blocks, const T* chunk,
+                    std::int64_t k, std::int64_t count, float* total, Prefetch ahead) {
+  const std::int64_t bytes_per_pass = ahead.step_bytes * count;
+  for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
+    const int size = blocks.size(b);
+    tile_for<1, T>(size)(rows.packed + blocks.begin(b) * rows.num_k + k * size, 0, chunk, 0, count,
+                         total + blocks.begin(b) * kPanel, kPanel, k > 0,
+                         {ahead.address + b * bytes_per_pass, ahead.step_bytes});
   }
 }
 
-// Part `part` of `num_parts` of all panels of all weights. `packed` is pack_rows' result (for one
-// row: x itself); `total` is scratch of linear_scratch_floats(num_rows).
-inline void linear_panels(const float* packed, std::int64_t num_rows, std::int64_t num_k,
-                          const LinearWeight* weights, std::int64_t num_weights, float* total,
-                          std::int64_t part, std::int64_t num_parts) {
-  if (num_rows == 0) return;
-  const RowBlocks blocks(num_rows);
+template <class T>
+void multiply_floats(const LinearRows& rows, const LinearWeight& weight, std::int64_t begin,
+                     std::int64_t end, float* scratch) {
+  const RowBlocks blocks(rows.num_rows);
+  for (std::int64_t panel = begin; panel < end; ++panel) {
+    const T* weights = static_cast<const T*>(weight.panels) + panel * rows.num_k * kPanel;
+    std::int64_t k = 0;
+    if (blocks.num_rows <= kPairRows) {
+      const int num_rows = static_cast<int>(blocks.num_rows);
+      for (; k + 2 * kChunkK <= rows.num_k; k += 2 * kChunkK) {
+        multiply_chunk_pair(rows.packed + k * num_rows, num_rows, weights + k * kPanel, scratch,
+                            k > 0);
+      }
+    }
+    for (; k < rows.num_k; k += kChunkK) {
+      const std::int64_t count = std::min(kChunkK, rows.num_k - k);
+      const T* chunk = weights + k * kPanel;
+      // The passes over this chunk share the work of fetching what lies ahead.
+      const std::int64_t step_bytes = kPanel * sizeof(T) / blocks.num_blocks;
+      multiply_chunk(rows, blocks, chunk, k, count, scratch,
+                     {reinterpret_cast<const char*>(chunk) + kAheadBytes, step_bytes});
+    }
+    finish_panel(weight, panel, blocks.num_rows, scratch, kPanel);
+  }
+}
+
+// out[r][p * 16 + ..] += row r times the lanes of vector `v` of P panels, over `num_blocks` blocks
+// that start at a chunk; the weights never leave the registers.
+template <int R, int P, class F>
+void multiply_codes(const float* x, const std::uint8_t* block, std::int64_t panel_bytes,
+                    std::int64_t num_blocks, int v, float* out, bool accumulate) {
+  vec acc[R][P];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) acc[r][p] = zero();
+  }
+  for (std::int64_t n = 0; n < num_blocks; ++n) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      for (int line = 0; line < F::kBytes; line += 64) {
+        __builtin_prefetch(block + p * panel_bytes + kAheadBytes + line, 0, 2);
+      }
+    }
+    for (int piece = 0; piece < F::kGroup / kPieceK; ++piece) {
+      vec scale[P];
+      vec shift[P];
+      const auto rescale = [&](int s) {
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) {
+          scale[p] = F::scale(block + p * panel_bytes, piece, s, v);
+          shift[p] = shift_of<F>(block + p * panel_bytes, piece, scale[p], v);
+        }
+      };
+      const auto step = [&](const ivec* codes, auto byte) {
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) {
+          const vec weight = fma(to_float(byte_of<decltype(byte)::value>(codes[p])), scale[p],
+                                 shift[p]);
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) acc[r][p] = fma(broadcast(x[r]), weight, acc[r][p]);
+        }
+        x += R;
+      };
+      const auto four = [&](auto m) {
+        ivec codes[P];
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) {
+          codes[p] = F::template codes<decltype(m)::value>(block + p * panel_bytes, piece, v);
+        }
+        step(codes, std::integral_constant<int, 0>{});
+        step(codes, std::integral_constant<int, 1>{});
+        step(codes, std::integral_constant<int, 2>{});
+        step(codes, std::integral_constant<int, 3>{});
+      };
+      rescale(0);
+      four(std::integral_constant<int, 0>{});
+      four(std::integral_constant<int, 1>{});
+      four(std::integral_constant<int, 2>{});
+      four(std::integral_constant<int, 3>{});
+      if constexpr (F::kSubgroups == 2) rescale(1);
+      four(std::integral_constant<int, 4>{});
+      four(std::integral_constant<int, 5>{});
+      four(std::integral_constant<int, 6>{});
+      four(std::integral_constant<int, 7>{});
+    }
+    block += F::kBytes;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      float* target = out + (r * P + p) * kPanel + v * kLanes;
+      store(target, accumulate ? add(load(target), acc[r][p]) : acc[r][p]);
+    }
+  }
+}
+
+template <int P, class F, std::size_t... I>
+constexpr auto code_functions(std::index_sequence<I...>) {
+  return std::array{&multiply_codes<static_cast<int>(I) + 1, P, F>...};
+}
+
+// Up to kPairRows rows: P panels at once.
+template <int P, class F>
+void multiply_few(const LinearRows& rows, const LinearWeight& weight, std::int64_t panel,
+                  float* scratch) {
+  static constexpr auto functions = code_functions<P, F>(std::make_index_sequence<kPairRows>{});
+  const auto function = functions[static_cast<std::size_t>(rows.num_rows - 1)];
+  const std::int64_t panel_bytes = rows.num_k / F::kGroup * F::kBytes;
+  const auto* blocks = static_cast<const std::uint8_t*>(weight.panels) + panel * panel_bytes;
+  for (std::int64_t k = 0; k < rows.num_k; k += kChunkK) {
+    const std::int64_t count = std::min(kChunkK, rows.num_k - k);
+    for (int v = 0; v < kVecsPerPanel; ++v) {
+      function(rows.packed + k * rows.num_rows, blocks + k / F::kGroup * F::kBytes, panel_bytes,
+               count / F::kGroup, v, scratch, k > 0);
+    }
+  }
+  for (int p = 0; p < P; ++p) {
+    finish_panel(weight, panel + p, rows.num_rows, scratch + p * kPanel, P * kPanel);
+  }
+}
+
+// More rows: a chunk of one panel is decoded once, into the innermost cache.
+template <class F>
+void multiply_many(const LinearRows& rows, const LinearWeight& weight, std::int64_t panel,
+                   float* scratch) {
+  const RowBlocks blocks(rows.num_rows);
+  float* decoded = scratch + rows.num_rows * 2 * kPanel;
+  const auto* block = static_cast<const std::uint8_t*>(weight.panels) +
+                      panel * (rows.num_k / F::kGroup) * F::kBytes;
+  for (std::int64_t k = 0; k < rows.num_k; k += kChunkK) {
+    const std::int64_t count = std::min(kChunkK, rows.num_k - k);
+    for (std::int64_t done = 0; done < count; done += F::kGroup) {
+      for (int line = 0; line < F::kBytes; line += 64) {
+        __builtin_prefetch(block + kAheadBytes + line, 0, 2);
+      }
+      for (int piece = 0; piece < F::kGroup / kPieceK; ++piece) {
+        decode_piece<F>(block, piece, decoded + (done + piece * kPieceK) * kPanel);
+      }
+      block += F::kBytes;
+    }
+    multiply_chunk<float>(rows, blocks, decoded, k, count, scratch,
+                          {reinterpret_cast<const char*>(decoded), 0});
+  }
+  finish_panel(weight, panel, rows.num_rows, scratch, kPanel);
+}
+
+template <class F>
+void multiply_quantized(const LinearRows& rows, const LinearWeight& weight, std::int64_t begin,
+                        std::int64_t end, float* scratch) {
+  if (rows.integer == nullptr) {
+    std::int64_t panel = begin;
+    for (; rows.num_rows <= kPairRows && panel + 2 <= end; panel += 2) {
+      multiply_few<2, F>(rows, weight, panel, scratch);
+    }
+    for (; rows.num_rows <= kPairRows && panel < end; ++panel) {
+      multiply_few<1, F>(rows, weight, panel, scratch);
+    }
+    for (; panel < end; ++panel) multiply_many<F>(rows, weight, panel, scratch);
+    return;
+  }
+  const RowBlocks blocks(rows.num_rows, kMaxIntegerRows);
+  const std::int64_t num_blocks = rows.num_k / F::kGroup;
+  for (std::int64_t panel = begin; panel < end; ++panel) {
+    const auto* block =
+        static_cast<const std::uint8_t*>(weight.panels) + panel * num_blocks * F::kBytes;
+    for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
+      const int size = blocks.size(b);
+      for (int v = 0; v < kVecsPerPanel; ++v) {
+        // Later passes over the panel find it in cache and ask for what is there.
+        const char* ahead =
+            reinterpret_cast<const char*>(block) + (b + v == 0 ? kAheadBytes : 0);
+        integer_for<F>(size)(rows.integer + quantized_words(blocks.begin(b), rows.num_k), block,
+                             num_blocks, v, scratch + blocks.begin(b) * kPanel + v * kLanes,
+                             kPanel, ahead);
+      }
+    }
+    finish_panel(weight, panel, rows.num_rows, scratch, kPanel);
+  }
+}
+
+// Part `part` of `num_parts` of all panels of all weights. `scratch` holds
+// linear_scratch_floats(num_rows).
+inline void linear_panels(const LinearRows& rows, const LinearWeight* weights,
+                          std::int64_t num_weights, float* scratch, std::int64_t part,
+                          std::int64_t num_parts) {
+  if (rows.num_rows == 0) return;
   std::int64_t num_panels = 0;
   for (std::int64_t i = 0; i < num_weights; ++i) num_panels += weights[i].num_panels();
   const std::int64_t begin = num_panels * part / num_parts;
@@ -131,10 +305,14 @@ inline void linear_panels(const float* packed, std::int64_t num_rows, std::int64
     const std::int64_t count = weights[i].num_panels();
     const std::int64_t first = std::clamp<std::int64_t>(begin - offset, 0, count);
     const std::int64_t last = std::clamp<std::int64_t>(end - offset, 0, count);
-    if (weights[i].is_bf16) {
-      multiply_range<bf16>(packed, blocks, num_k, weights[i], first, last, total);
+    if (weights[i].format == kFloat32) {
+      multiply_floats<float>(rows, weights[i], first, last, scratch);
+    } else if (weights[i].format == kBfloat16) {
+      multiply_floats<bf16>(rows, weights[i], first, last, scratch);
     } else {
-      multiply_range<float>(packed, blocks, num_k, weights[i], first, last, total);
+      with_format(weights[i].format, [&](auto format) {
+        multiply_quantized<decltype(format)>(rows, weights[i], first, last, scratch);
+      });
     }
     offset += count;
   }

@@ -7,8 +7,8 @@
 #include <omp.h>
 #include <torch/library.h>
 
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "attention.h"
@@ -45,39 +45,51 @@ void check_range(const Tensor& t, const char* name, int64_t limit) {
   }
 }
 
-// A matrix [num_outputs] x K in panels; returns whether it is bfloat16.
-bool check_panels(const Tensor& t, const char* name, int64_t num_outputs, int64_t num_k) {
-  const bool is_bf16 = t.scalar_type() == at::kBFloat16;
-  TORCH_CHECK((is_bf16 || t.scalar_type() == at::kFloat) && t.device().is_cpu(), name,
-              ": expected float32 or bfloat16 on the CPU, got ", t.scalar_type(), " on ",
-              t.device());
+// A matrix [num_outputs] x K in the panels of a format.
+void check_panels(const Tensor& t, const char* name, int64_t num_outputs, int64_t num_k,
+                  int64_t format) {
+  TORCH_CHECK(format >= 0 && format < ygg::kNumFormats, name, ": format ", format,
+              " is unknown, expected 0..", ygg::kNumFormats - 1);
+  const ygg::FormatInfo& info = ygg::format_info(format);
+  const at::ScalarType dtype = format == ygg::kFloat32    ? at::kFloat
+                               : format == ygg::kBfloat16 ? at::kBFloat16
+                                                          : at::kByte;
+  TORCH_CHECK(t.scalar_type() == dtype && t.device().is_cpu(), name, ": format ", info.name,
+              " expects ", dtype, " on the CPU, got ", t.scalar_type(), " on ", t.device());
   const int64_t panels = (num_outputs + ygg::kPanel - 1) / ygg::kPanel;
-  TORCH_CHECK(t.dim() == 3 && t.size(0) == panels && t.size(1) == num_k &&
-                  t.size(2) == ygg::kPanel && t.is_contiguous(),
-              name, ": expected contiguous panels [", panels, ", ", num_k, ", ", ygg::kPanel,
-              "], got sizes ", t.sizes(), " strides ", t.strides());
-  return is_bf16;
+  TORCH_CHECK(info.group == 0 || num_k % info.group == 0, name, ": format ", info.name,
+              " expects a K that is a multiple of ", info.group, ", got ", num_k);
+  const std::array<int64_t, 3> wanted{panels, info.group == 0 ? num_k : num_k / info.group,
+                                      info.group == 0 ? int64_t{ygg::kPanel} : info.bytes};
+  TORCH_CHECK(t.sizes() == at::IntArrayRef(wanted) && t.is_contiguous(), name,
+              ": expected contiguous ", info.name, " panels ", at::IntArrayRef(wanted),
+              ", got sizes ", t.sizes(), " strides ", t.strides());
 }
 
 Tensor scratch(int64_t floats) { return at::empty({floats}, at::TensorOptions(at::kFloat)); }
 
 // `biases` holds one bias per weight, or nothing.
 std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::TensorList biases,
-                             at::IntArrayRef sizes) {
+                             at::IntArrayRef sizes, at::IntArrayRef formats, bool integer) {
   check_float(x, "linear: x");
   TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "linear: x: expected contiguous, got sizes ",
               x.sizes(), " strides ", x.strides());
-  TORCH_CHECK(weights.size() == sizes.size(), "linear: got ", weights.size(), " weights and ",
-              sizes.size(), " sizes");
+  TORCH_CHECK(weights.size() == sizes.size() && weights.size() == formats.size(),
+              "linear: got ", weights.size(), " weights, ", sizes.size(), " sizes and ",
+              formats.size(), " formats");
   const int64_t num_k = x.size(-1);
-  const int64_t num_rows = num_k == 0 ? 0 : x.numel() / num_k;
   TORCH_CHECK(num_k > 0, "linear: x has no columns");
+  const int64_t num_rows = x.numel() / num_k;
 
   std::vector<Tensor> outputs;
   std::vector<ygg::LinearWeight> items;
+  outputs.reserve(weights.size());
+  items.reserve(weights.size());
+  bool wants_floats = false;
+  bool wants_integers = false;
   for (size_t i = 0; i < weights.size(); ++i) {
     TORCH_CHECK(sizes[i] > 0, "linear: sizes[", i, "] is ", sizes[i], ", expected > 0");
-    const bool is_bf16 = check_panels(weights[i], "linear: weight", sizes[i], num_k);
+    check_panels(weights[i], "linear: weight", sizes[i], num_k, formats[i]);
     const float* bias = nullptr;
     if (!biases.empty()) {
       check_float(biases[i], "linear: bias");
@@ -86,69 +98,75 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
                   " values, expected ", sizes[i]);
       bias = biases[i].const_data_ptr<float>();
     }
-    std::vector<int64_t> shape = x.sizes().vec();
+    at::DimVector shape(x.sizes());
     shape.back() = sizes[i];
     outputs.push_back(at::empty(shape, x.options()));
     items.push_back({weights[i].const_data_ptr(), bias, outputs.back().mutable_data_ptr<float>(),
-                     sizes[i], is_bf16});
+                     sizes[i], formats[i]});
+    const bool rounds = integer && items.back().quantized();
+    (rounds ? wants_integers : wants_floats) = true;
   }
 
   const int num_threads = at::get_num_threads();
   const float* rows = x.const_data_ptr<float>();
+  // One row is its own packed form.
+  const bool packs = wants_floats && num_rows > 1;
   const int64_t per_thread = ygg::linear_scratch_floats(num_rows);
-  const int64_t packed_floats = num_rows > 1 ? num_rows * num_k : 0;
-  const Tensor memory = scratch(packed_floats + num_threads * per_thread);
+  const int64_t packed_floats = packs ? num_rows * num_k : 0;
+  const int64_t words = wants_integers ? ygg::quantized_words(num_rows, num_k) : 0;
+  const Tensor memory = scratch(packed_floats + words + num_threads * per_thread);
   float* packed = memory.mutable_data_ptr<float>();
-  float* totals = packed + packed_floats;
+  auto* quantized = reinterpret_cast<int32_t*>(packed + packed_floats);
+  float* totals = packed + packed_floats + words;
+  const ygg::LinearRows forms{packs ? packed : rows, wants_integers ? quantized : nullptr,
+                              num_rows, num_k};
 #pragma omp parallel num_threads(num_threads)
   {
     // The runtime may grant fewer threads than asked for.
     const int part = omp_get_thread_num();
     const int num_parts = omp_get_num_threads();
-    if (num_rows > 1) {
-      ygg::pack_rows(rows, num_rows, num_k, packed, part, num_parts);
+    if (packs) ygg::pack_rows(rows, num_rows, num_k, packed, part, num_parts);
+    if (wants_integers) ygg::quantize_rows(rows, num_rows, num_k, quantized, part, num_parts);
+    if (packs || wants_integers) {
 #pragma omp barrier
     }
-    ygg::linear_panels(num_rows > 1 ? packed : rows, num_rows, num_k, items.data(),
-                       static_cast<int64_t>(items.size()), totals + part * per_thread, part,
-                       num_parts);
+    ygg::linear_panels(forms, items.data(), static_cast<int64_t>(items.size()),
+                       totals + part * per_thread, part, num_parts);
   }
   return outputs;
 }
 
 std::vector<Tensor> linear(const Tensor& x, at::TensorList weights, at::TensorList biases,
-                           at::IntArrayRef sizes) {
+                           at::IntArrayRef sizes, at::IntArrayRef formats, bool integer) {
   TORCH_CHECK(biases.size() == weights.size(), "linear: got ", biases.size(), " biases for ",
               weights.size(), " weights");
-  return multiply(x, weights, biases, sizes);
+  return multiply(x, weights, biases, sizes, formats, integer);
 }
 
 std::vector<Tensor> linear_unbiased(const Tensor& x, at::TensorList weights,
-                                    at::IntArrayRef sizes) {
-  return multiply(x, weights, {}, sizes);
+                                    at::IntArrayRef sizes, at::IntArrayRef formats,
+                                    bool integer) {
+  return multiply(x, weights, {}, sizes, formats, integer);
 }
 
-Tensor embedding(const Tensor& ids, const Tensor& weight, int64_t size) {
+Tensor embedding(const Tensor& ids, const Tensor& weight, int64_t size, int64_t format) {
   TORCH_CHECK(ids.scalar_type() == at::kLong && ids.device().is_cpu() && ids.is_contiguous(),
               "embedding: ids: expected contiguous int64 on the CPU, got ", ids.scalar_type(),
               " sizes ", ids.sizes(), " strides ", ids.strides());
-  TORCH_CHECK(weight.dim() == 3, "embedding: weight: expected panels [N/16, K, 16], got sizes ",
+  TORCH_CHECK(weight.dim() == 3, "embedding: weight: expected panels of 3 dimensions, got sizes ",
               weight.sizes());
-  const int64_t num_k = weight.size(1);
-  const bool is_bf16 = check_panels(weight, "embedding: weight", size, num_k);
+  const bool known = format >= 0 && format < ygg::kNumFormats;
+  const int group = known ? ygg::format_info(format).group : 0;
+  const int64_t num_k = weight.size(1) * std::max(1, group);
+  check_panels(weight, "embedding: weight", size, num_k, format);
   check_range(ids, "embedding: ids", size);
-  std::vector<int64_t> shape = ids.sizes().vec();
+  at::DimVector shape(ids.sizes());
   shape.push_back(num_k);
   Tensor output = at::empty(shape, weight.options().dtype(at::kFloat));
   float* out = output.mutable_data_ptr<float>();
   const int64_t* rows = ids.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    if (is_bf16) {
-      ygg::gather_row(static_cast<const ygg::bf16*>(weight.const_data_ptr()), num_k, rows[i],
-                      out + i * num_k);
-    } else {
-      ygg::gather_row(weight.const_data_ptr<float>(), num_k, rows[i], out + i * num_k);
-    }
+    ygg::gather_row_of(weight.const_data_ptr(), format, num_k, rows[i], out + i * num_k);
   }
   return output;
 }
@@ -281,10 +299,14 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
 #define YGG_LIBRARY_IMPL(name, key, m) TORCH_LIBRARY_IMPL(name, key, m)
 
 YGG_LIBRARY(YGG_NAMESPACE, m) {
-  m.def("linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] sizes) -> Tensor[]");
+  m.def(
+      "linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] sizes, int[] formats, "
+      "bool integer) -> Tensor[]");
   // An overload of its own, because AOTInductor cannot pass an empty list of tensors.
-  m.def("linear.unbiased(Tensor x, Tensor[] weights, int[] sizes) -> Tensor[]");
-  m.def("embedding(Tensor ids, Tensor weight, int size) -> Tensor");
+  m.def(
+      "linear.unbiased(Tensor x, Tensor[] weights, int[] sizes, int[] formats, bool integer) -> "
+      "Tensor[]");
+  m.def("embedding(Tensor ids, Tensor weight, int size, int format) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor length, Tensor positions, "
       "Tensor tree_mask, float scale, int window, float softcap) -> Tensor");

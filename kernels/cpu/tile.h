@@ -8,12 +8,10 @@
 #include <cstdint>
 #include <utility>
 
+#include "formats.h"
 #include "vec.h"
 
 namespace ygg {
-
-constexpr int kPanel = 16;
-constexpr int kVecsPerPanel = kPanel / kLanes;
 
 // One panel wide, so that a pass over weights is one stream of memory; as many rows as
 // accumulators fit the registers.
@@ -23,13 +21,13 @@ constexpr int kMaxTileRows = 24;
 constexpr int kMaxTileRows = 6;
 #endif
 
-// A row count split into blocks of at most kMaxTileRows rows, sizes as equal as can be.
+// A row count split into blocks of at most `largest` rows, sizes as equal as can be.
 struct RowBlocks {
   std::int64_t num_rows;
   std::int64_t num_blocks;
 
-  explicit RowBlocks(std::int64_t rows)
-      : num_rows(rows), num_blocks((rows + kMaxTileRows - 1) / kMaxTileRows) {}
+  explicit RowBlocks(std::int64_t rows, std::int64_t largest = kMaxTileRows)
+      : num_rows(rows), num_blocks((rows + largest - 1) / largest) {}
   std::int64_t begin(std::int64_t block) const { return num_rows * block / num_blocks; }
   int size(std::int64_t block) const { return static_cast<int>(begin(block + 1) - begin(block)); }
 };

@@ -107,6 +107,64 @@ inline float add_sixteen(const vec* a) {
       _mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm512_extractf32x8_ps(a[0], 1)));
 }
 
+using ivec = __m512i;
+
+inline ivec izero() { return _mm512_setzero_si512(); }
+inline ivec ibroadcast(std::int32_t a) { return _mm512_set1_epi32(a); }
+inline ivec iload(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+inline ivec iadd(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
+inline ivec and_bits(ivec a, ivec b) { return _mm512_and_si512(a, b); }
+inline ivec or_bits(ivec a, ivec b) { return _mm512_or_si512(a, b); }
+inline ivec xor_bits(ivec a, ivec b) { return _mm512_xor_si512(a, b); }
+template <int N>
+inline ivec shift_left(ivec a) {
+  return _mm512_slli_epi32(a, N);
+}
+template <int N>
+inline ivec shift_right(ivec a) {
+  return _mm512_srli_epi32(a, N);
+}
+inline vec to_float(ivec a) { return _mm512_cvtepi32_ps(a); }
+// Byte B of every lane as an unsigned number.
+template <int B>
+inline ivec byte_of(ivec a) {
+  const __m512i pick = _mm512_broadcast_i32x4(
+      _mm_set_epi32(0x8080800C + B, 0x80808008 + B, 0x80808004 + B, 0x80808000 + B));
+  return _mm512_shuffle_epi8(a, pick);
+}
+// 16 in every byte whose bit is set; one bit a byte.
+inline ivec sixteen_where(const std::uint8_t* bits) {
+  std::uint64_t mask;
+  std::memcpy(&mask, bits, sizeof mask);
+  return _mm512_maskz_set1_epi8(mask, 16);
+}
+// IEEE half floats, bytes (unsigned, signed), one a lane.
+inline vec load_half(const std::uint8_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline vec load_unsigned(const std::uint8_t* p) {
+  return to_float(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline vec load_signed(const std::uint8_t* p) {
+  return to_float(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+// a[lane] + sum over the lane's four bytes of code * x; codes below 128.
+#if defined(__AVX512VNNI__)
+inline ivec add_dot(ivec a, ivec codes, ivec x) { return _mm512_dpbusd_epi32(a, codes, x); }
+#else
+inline ivec add_dot(ivec a, ivec codes, ivec x) {
+  return iadd(a, _mm512_madd_epi16(_mm512_maddubs_epi16(codes, x), _mm512_set1_epi16(1)));
+}
+#endif
+// Rounds to the nearest integer, ties to even.
+inline ivec to_int(vec a) { return _mm512_cvtps_epi32(a); }
+// The low byte of every lane.
+inline void store_bytes(std::int8_t* p, ivec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+
 #elif defined(__AVX2__) && defined(__FMA__)
 
 using vec = __m256;
@@ -149,6 +207,64 @@ inline vec add_exponent(vec a, vec shifted) {
 }
 
 inline float add_sixteen(const vec* a) { return add_halves(_mm256_add_ps(a[0], a[1])); }
+
+using ivec = __m256i;
+
+inline ivec izero() { return _mm256_setzero_si256(); }
+inline ivec ibroadcast(std::int32_t a) { return _mm256_set1_epi32(a); }
+inline ivec iload(const std::uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline ivec iadd(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
+inline ivec and_bits(ivec a, ivec b) { return _mm256_and_si256(a, b); }
+inline ivec or_bits(ivec a, ivec b) { return _mm256_or_si256(a, b); }
+inline ivec xor_bits(ivec a, ivec b) { return _mm256_xor_si256(a, b); }
+template <int N>
+inline ivec shift_left(ivec a) {
+  return _mm256_slli_epi32(a, N);
+}
+template <int N>
+inline ivec shift_right(ivec a) {
+  return _mm256_srli_epi32(a, N);
+}
+inline vec to_float(ivec a) { return _mm256_cvtepi32_ps(a); }
+template <int B>
+inline ivec byte_of(ivec a) {
+  const __m256i pick = _mm256_broadcastsi128_si256(
+      _mm_set_epi32(0x8080800C + B, 0x80808008 + B, 0x80808004 + B, 0x80808000 + B));
+  return _mm256_shuffle_epi8(a, pick);
+}
+inline ivec sixteen_where(const std::uint8_t* bits) {
+  std::int32_t mask;
+  std::memcpy(&mask, bits, sizeof mask);
+  // Each byte gets the byte of the mask that holds its bit, and keeps that bit alone.
+  const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
+                                          2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+  const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+  const __m256i found = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(mask), spread), bit);
+  return _mm256_and_si256(_mm256_cmpeq_epi8(found, bit), _mm256_set1_epi8(16));
+}
+inline vec load_half(const std::uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline vec load_unsigned(const std::uint8_t* p) {
+  return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline vec load_signed(const std::uint8_t* p) {
+  return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline ivec add_dot(ivec a, ivec codes, ivec x) {
+  return iadd(a, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+}
+inline ivec to_int(vec a) { return _mm256_cvtps_epi32(a); }
+inline void store_bytes(std::int8_t* p, ivec a) {
+  const __m256i pick = _mm256_set1_epi32(0x0C080400);
+  const __m256i bytes = _mm256_shuffle_epi8(a, pick);
+  const int low = _mm256_extract_epi32(bytes, 0);
+  const int high = _mm256_extract_epi32(bytes, 4);
+  std::memcpy(p, &low, sizeof low);
+  std::memcpy(p + sizeof low, &high, sizeof high);
+}
 
 #elif defined(__aarch64__)
 
@@ -193,6 +309,66 @@ inline float add_sixteen(const vec* a) {
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 
+using ivec = int32x4_t;
+
+inline ivec izero() { return vdupq_n_s32(0); }
+inline ivec ibroadcast(std::int32_t a) { return vdupq_n_s32(a); }
+inline ivec iload(const std::uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+inline ivec iadd(ivec a, ivec b) { return vaddq_s32(a, b); }
+inline ivec and_bits(ivec a, ivec b) { return vandq_s32(a, b); }
+inline ivec or_bits(ivec a, ivec b) { return vorrq_s32(a, b); }
+inline ivec xor_bits(ivec a, ivec b) { return veorq_s32(a, b); }
+template <int N>
+inline ivec shift_left(ivec a) {
+  return vshlq_n_s32(a, N);
+}
+template <int N>
+inline ivec shift_right(ivec a) {
+  if constexpr (N == 0) return a;
+  return vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), N == 0 ? 1 : N));
+}
+inline vec to_float(ivec a) { return vcvtq_f32_s32(a); }
+template <int B>
+inline ivec byte_of(ivec a) {
+  return and_bits(shift_right<8 * B>(a), ibroadcast(255));
+}
+inline ivec sixteen_where(const std::uint8_t* bits) {
+  const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ull));
+  const uint8x16_t spread = vcombine_u8(vdup_n_u8(bits[0]), vdup_n_u8(bits[1]));
+  return vreinterpretq_s32_u8(vandq_u8(vtstq_u8(spread, bit), vdupq_n_u8(16)));
+}
+inline vec load_half(const std::uint8_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+}
+inline vec load_unsigned(const std::uint8_t* p) {
+  std::uint32_t four;
+  std::memcpy(&four, p, sizeof four);
+  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+inline vec load_signed(const std::uint8_t* p) {
+  std::uint32_t four;
+  std::memcpy(&four, p, sizeof four);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
+#if defined(__ARM_FEATURE_DOTPROD)
+inline ivec add_dot(ivec a, ivec codes, ivec x) {
+  return vdotq_s32(a, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(x));
+}
+#else
+inline ivec add_dot(ivec a, ivec codes, ivec x) {
+  const int8x16_t c = vreinterpretq_s8_s32(codes);
+  const int8x16_t y = vreinterpretq_s8_s32(x);
+  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(c), vget_low_s8(y)));
+  const int32x4_t high = vpaddlq_s16(vmull_s8(vget_high_s8(c), vget_high_s8(y)));
+  return vaddq_s32(a, vpaddq_s32(low, high));
+}
+#endif
+inline ivec to_int(vec a) { return vcvtnq_s32_f32(a); }
+inline void store_bytes(std::int8_t* p, ivec a) {
+  const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(a), vmovn_s32(a)));
+  vst1_lane_s32(reinterpret_cast<std::int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
+}
+
 constexpr int kSquare = 4;
 inline void transpose_square(const float* in, std::int64_t in_stride, float* out,
                              std::int64_t out_stride) {
@@ -208,6 +384,18 @@ inline void transpose_square(const float* in, std::int64_t in_stride, float* out
 
 #else
 #error "build for AVX-512 (f, bw, dq, vl), for AVX2 with FMA, or for aarch64"
+#endif
+
+// a[lane] + sum over the lane's four bytes of code * x; codes up to 255.
+#if defined(__AVX512VNNI__)
+inline ivec add_wide_dot(ivec a, ivec codes, ivec x) { return add_dot(a, codes, x); }
+#else
+// In two halves of four bits: sums of two products of whole bytes overflow 16 bits.
+inline ivec add_wide_dot(ivec a, ivec codes, ivec x) {
+  const ivec nibbles = ibroadcast(0x0F0F0F0F);
+  const ivec high = add_dot(izero(), and_bits(shift_right<4>(codes), nibbles), x);
+  return iadd(add_dot(a, and_bits(codes, nibbles), x), shift_left<4>(high));
+}
 #endif
 
 // exp(x) for x <= 0 within one unit in the last place; 0 below -87 (also for -inf).
