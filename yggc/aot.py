@@ -22,6 +22,7 @@ import msgspec
 
 from yggc.errors import StageError
 from yggc.workdir import hash_inputs
+from yggrt.core.formats import cache_row
 from yggrt.core.schema import KvLayer, TensorSpec
 
 # Graph code holds elementwise glue only; the operators carry the wide vectors. One level keeps
@@ -31,7 +32,9 @@ GLUE_ISA = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 
 
 class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a compiled graph depends on. `min_rows == max_rows` is a static graph."""
+    """Everything that a compiled graph depends on. `min_rows == max_rows` is a static graph;
+    `formats` names the matrices that are not in `weight_dtype`.
+    """
 
     name: str
     kind: Literal["verify", "prefill"]
@@ -41,6 +44,9 @@ class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     max_depth: int
     weight_dtype: str
+    formats: dict[str, str]
+    activations: str
+    kv_dtype: str
     operators: str
     namespace: str
     torch_version: str
@@ -75,12 +81,16 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def compiler_digest() -> str:
-    """Digest of the code that turns a model into a graph, so that changing it recompiles; comments
-    and docstrings are left out.
-    """
+    """Digest of the code that turns a model into a graph, so that changing it recompiles."""
+    parts = ("adapt", "fuse", "matrices", "packing")
+    return source_digest("aot.py", *(f"models/{part}.py" for part in parts))
+
+
+def source_digest(*parts: str) -> str:
+    """Digest of modules of this package; comments and docstrings are left out."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for part in ("aot.py", "models/adapt.py", "models/fuse.py", "models/packing.py"):
+    for part in parts:
         tree = ast.parse((root / part).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
@@ -94,6 +104,8 @@ def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...]) -> list[Any]:
     """Example inputs of a graph; the caches' memory is reserved and never touched."""
     import torch
 
+    from yggrt.weights import TORCH_DTYPES
+
     rows = job.max_rows if job.min_rows == job.max_rows else max(job.min_rows, 4)
     inputs = [
         torch.zeros(rows, dtype=torch.int64),
@@ -106,7 +118,9 @@ def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...]) -> list[Any]:
         inputs.append(torch.zeros(1, dtype=torch.int64))
     for layer in kv_layers:
         for dim in (layer.key_dim, layer.value_dim):
-            inputs.append(torch.zeros(1, layer.num_heads, job.num_slots, dim))
+            dtype, size = cache_row(dim, job.kv_dtype)
+            shape = (1, layer.num_heads, job.num_slots, size)
+            inputs.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
     return inputs
 
 
@@ -171,7 +185,9 @@ def export(job: GraphJob) -> tuple[Any, Any, list[Any]]:
     from yggc.models.fuse import join_linears, refuse_foreign_products
 
     operators = load_library(job.operators, job.namespace)
-    adapted = adapt(job.config, operators, job.max_depth, job.weight_dtype)
+    adapted = adapt(
+        job.config, operators, job.max_depth, job.weight_dtype, job.formats, job.activations
+    )
     module = adapted.static_forward(job.kind)
     inputs = _inputs(job, adapted.kv_layers)
     dynamic_shapes: Any = None

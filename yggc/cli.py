@@ -54,6 +54,21 @@ Output = Annotated[
     str | None, typer.Option("--output", "-o", help="The bundle to write.", metavar="OUT.ygg")
 ]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16 weights.")]
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        help="Matrices: auto, none (--dtype), int8, int4, or keep (as the GGUF file stores them; "
+        "auto where it does)."
+    ),
+]
+Activations = Annotated[
+    str | None,
+    typer.Option(help="What quantised matrices multiply: auto (int8), float32 or int8."),
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(help="Keys and values are cached as float32 (auto), bfloat16 or int8."),
+]
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Longest prompt and output, in tokens.", min=1)
 ]
@@ -114,6 +129,9 @@ def build(
     drafter: Drafter = None,
     output: Output = None,
     dtype: Dtype = None,
+    quant: Quant = None,
+    activations: Activations = None,
+    kv_dtype: KvDtype = None,
     max_model_len: MaxModelLen = None,
     threads: Threads = None,
     jobs: Jobs = None,
@@ -141,6 +159,9 @@ def build(
         "drafter": drafter,
         "output": output,
         "dtype": dtype,
+        "quant": quant,
+        "activations": activations,
+        "kv_dtype": kv_dtype,
         "max_model_len": max_model_len,
         "threads": threads,
         "jobs": jobs,
@@ -261,7 +282,11 @@ def _dry_run(config: object, as_json: bool) -> None:
         print(
             f"compile time: about {needs.compile_s / 60:.1f} minutes in {resolved.jobs} processes"
         )
-        print(f"memory: about {needs.memory_bytes / 1e9:.1f} GB")
+        print(
+            f"memory to run: weights {needs.weights_bytes / 1e9:.2f} GB, keys and values "
+            f"{needs.kv_bytes / 1e9:.2f} GB, workspace {needs.workspace_bytes / 1e9:.2f} GB"
+        )
+        print(f"memory to build: about {needs.memory_bytes / 1e9:.1f} GB")
         print(
             f"bundle: about {needs.output_bytes / 1e9:.2f} GB; work directory: "
             f"{needs.work_bytes / 1e9:.2f} GB"

@@ -1,9 +1,9 @@
 """What to build: `recipe.toml` and flags become one frozen BuildConfig; every "auto" is resolved
 here.
 
-Host questions (threads, jobs, folders) are settled by `load_config`. Two options depend on the
-model, dtype and max_model_len, and are settled by `resolve_for_model` as soon as the model is
-known. Both say what they chose.
+Host questions (threads, jobs, folders) are settled by `load_config`. What depends on the model
+(dtype, max_model_len, quant, activations) is settled by `resolve_for_model` as soon as the model
+is known. Both say what they chose.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `calibration` is a JSONL file of prompts or "shipped"; `calibration_tokens` tokens are decoded
     per prompt. `tree` is a tree spec or "auto" (searched). `max_model_len` 0 stands for auto until
-    the model is known.
+    the model is known. `quant` is the format of matrices: none (`dtype`), int8 or int4 (rounded to
+    nearest), keep (as a GGUF file stores them); `activations` what quantised ones multiply;
+    `kv_dtype` what keys and values are cached in.
     """
 
     name: str
@@ -45,6 +47,9 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     verifier_sha256: str = ""
     drafter: str = "ngram"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quant: Literal["auto", "none", "int8", "int4", "keep"] = "auto"
+    activations: Literal["auto", "float32", "int8"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     max_model_len: int = 0
     buckets: tuple[int, ...] = (1, 4, 8, 16)
     prefill_rows: int = 64
@@ -57,10 +62,14 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         for key in ("threads", "jobs", "prefill_rows", "max_depth", "calibration_tokens"):
             if getattr(self, key) < 1:
-                raise RecipeError(f"{key} is {getattr(self, key)}, wanted at least 1")
+                raise RecipeError(
+                    f"{key} is {getattr(self, key)}, wanted at least 1",
+                    f"leave {key} out for the default",
+                )
         if self.max_model_len < 0:
             raise RecipeError(
-                f'max_model_len is {self.max_model_len}, wanted a number of tokens or "auto"'
+                f'max_model_len is {self.max_model_len}, wanted a number of tokens or "auto"',
+                "leave it out for auto",
             )
         if (
             not self.buckets
@@ -74,7 +83,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         digest = self.verifier_sha256.lower()
         if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
             raise RecipeError(
-                f"verifier_sha256 is {self.verifier_sha256!r}, wanted 64 hexadecimal digits"
+                f"verifier_sha256 is {self.verifier_sha256!r}, wanted 64 hexadecimal digits",
+                "`sha256sum FILE` prints them",
             )
         if self.drafter != "ngram":
             raise RecipeError(
@@ -123,7 +133,7 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
         near = difflib.get_close_matches(unknown[0], OPTIONS, n=1)
         raise RecipeError(
             f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(OPTIONS))}",
-            f"did you mean {near[0]!r}?" if near else None,
+            f"did you mean {near[0]!r}?" if near else "`yggc build --help` describes them",
         )
     values |= {key: value for key, value in flags.items() if value is not None}
     for key, flag in (("verifier", "--verifier"), ("output", "-o"), ("target", "--gpu")):
@@ -154,7 +164,10 @@ def _read_recipe(path: Path) -> dict[str, Any]:
             f"recipe {path}: no such file", "recipes end in .toml; check the path"
         ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RecipeError(f"recipe {path}: cannot be read as TOML: {error}") from error
+        raise RecipeError(
+            f"recipe {path}: cannot be read as TOML: {error}",
+            'a recipe has lines like name = "value"; artifacts/recipes has examples',
+        ) from error
     # Written beside the recipe, so looked for there whatever the current directory.
     for key in ("verifier", "calibration"):
         value = values.get(key)
@@ -184,12 +197,17 @@ def _resolve_host(values: dict[str, Any]) -> list[str]:
 
 
 def resolve_for_model(
-    config: BuildConfig, *, model_limit: int, stored_dtype: str, is_gguf: bool
+    config: BuildConfig,
+    *,
+    model_limit: int,
+    stored_dtype: str,
+    is_gguf: bool,
+    is_quantised: bool = False,
 ) -> tuple[BuildConfig, list[str]]:
     """The configuration without any "auto" left but `tree`, and what was chosen.
 
     `model_limit` is the longest context of the model in tokens; `stored_dtype` what most weights
-    are stored in.
+    are stored in; `is_quantised` whether matrices are stored in formats that the operators read.
     """
     notes = []
     dtype, length = config.dtype, config.max_model_len
@@ -205,4 +223,40 @@ def resolve_for_model(
             f"max_model_len is {length}, the model allows {model_limit}",
             f"set it to at most {model_limit}",
         )
-    return msgspec.structs.replace(config, dtype=dtype, max_model_len=length), notes
+    quant = config.quant
+    if quant == "auto":
+        quant = "keep" if is_quantised else "none"
+        if is_gguf:
+            why = "its quantised matrices stay as stored" if is_quantised else "nothing to keep"
+            notes.append(f"quant: auto is {quant}, for a GGUF file: {why}")
+    elif quant == "keep" and not is_quantised:
+        found = (
+            "the GGUF file has no matrix that can be kept" if is_gguf else "the verifier is none"
+        )
+        raise RecipeError(
+            f"quant is keep, wanted a GGUF file with quantised matrices; {found}",
+            "take int8 or int4 to quantise it, or none",
+        )
+    activations = config.activations
+    if activations == "auto":
+        activations = "float32" if quant == "none" else "int8"
+        if activations == "int8":
+            notes.append(
+                "activations: auto is int8, for quantised matrices; float32 is slower and keeps "
+                "the products of the stored weights"
+            )
+    elif activations == "int8" and quant == "none":
+        raise RecipeError(
+            "activations is int8, wanted quantised matrices with it; quant is none",
+            "add --quant int8 or int4, or give a quantised GGUF file",
+        )
+    kv_dtype = "float32" if config.kv_dtype == "auto" else config.kv_dtype
+    resolved = msgspec.structs.replace(
+        config,
+        dtype=dtype,
+        max_model_len=length,
+        quant=quant,
+        activations=activations,
+        kv_dtype=kv_dtype,
+    )
+    return resolved, notes

@@ -19,6 +19,7 @@ from pathlib import Path
 from yggc.config import BuildConfig
 from yggc.errors import PreflightError
 from yggc.host import existing_parent, free_disk_bytes
+from yggrt.core.footprint import Footprint
 from yggrt.memory import available_memory_bytes
 
 TORCH_RANGE = ((2, 11), (2, 14))
@@ -46,13 +47,13 @@ class Check:
     tip: str
 
 
-def preflight(config: BuildConfig, num_parameters: int = 0) -> list[Check]:
+def preflight(config: BuildConfig, footprint: Footprint | None = None) -> list[Check]:
     """All checks for the target; PreflightError with every failure. Sizes are checked once the
     model is known.
     """
     checks = [*_common_checks(config), *_cpu_checks()]
-    if num_parameters:
-        checks += _size_checks(config, num_parameters)
+    if footprint is not None:
+        checks += _size_checks(config, footprint)
     failed = [check for check in checks if not check.ok]
     if failed:
         lines = [f"{check.name}: {check.found}, wanted {check.wanted}" for check in failed]
@@ -60,11 +61,6 @@ def preflight(config: BuildConfig, num_parameters: int = 0) -> list[Check]:
             "; ".join(lines), "; ".join(dict.fromkeys(check.tip for check in failed))
         )
     return checks
-
-
-def packed_bytes(config: BuildConfig, num_parameters: int) -> int:
-    """Bytes of the packed weights."""
-    return num_parameters * (2 if config.dtype == "bfloat16" else 4)
 
 
 def _common_checks(config: BuildConfig) -> Iterator[Check]:
@@ -163,8 +159,8 @@ def _compile_probe(program: str) -> str:
     return f" fails: {lines[0]}"
 
 
-def _size_checks(config: BuildConfig, num_parameters: int) -> Iterator[Check]:
-    packed = packed_bytes(config, num_parameters)
+def _size_checks(config: BuildConfig, footprint: Footprint) -> Iterator[Check]:
+    packed = footprint.weights_bytes
     needs = {Path(config.output).absolute().parent: packed + OUTPUT_EXTRA_BYTES}
     needs[Path(config.work_dir)] = needs.get(Path(config.work_dir), 0) + packed + WORK_EXTRA_BYTES
     by_device: dict[int, tuple[Path, int]] = {}
@@ -178,9 +174,15 @@ def _size_checks(config: BuildConfig, num_parameters: int) -> Iterator[Check]:
             f"{wanted / 1e9:.1f} GB",
             "free some, or choose other folders with -o and --work-dir",
         )  # fmt: skip
-    memory, wanted = available_memory_bytes(), packed + config.jobs * COMPILE_BYTES
+    memory = available_memory_bytes()
+    wanted = footprint.total_bytes + config.jobs * COMPILE_BYTES
     yield Check(
-        "memory", memory >= wanted, f"{memory / 1e9:.1f} GB available", f"{wanted / 1e9:.1f} GB",
-        f"close other programs, use fewer compile processes (--jobs, now {config.jobs}) or "
-        "--dtype bfloat16",
-    )  # fmt: skip
+        "memory",
+        memory >= wanted,
+        f"{memory / 1e9:.1f} GB available",
+        f"{wanted / 1e9:.1f} GB ({packed / 1e9:.1f} weights, {footprint.kv_bytes / 1e9:.1f} keys "
+        f"and values, {footprint.workspace_bytes / 1e9:.1f} workspace, "
+        f"{config.jobs * COMPILE_BYTES / 1e9:.1f} compilers)",
+        f"close other programs, use fewer compile processes (--jobs, now {config.jobs}), --quant "
+        "int8 or int4, --dtype bfloat16, --kv-dtype int8 or a smaller --max-model-len",
+    )

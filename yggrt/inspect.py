@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from yggrt.bundle import Bundle
-from yggrt.core.schema import DTYPE_BYTES, Manifest
+from yggrt.core.footprint import Footprint, kv_bytes, workspace_bytes
+from yggrt.core.formats import FORMATS, PANEL, quantised_format
+from yggrt.core.schema import Manifest, WeightSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +41,7 @@ def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -
                 "verified": bundle.verified,
             },
             "target": plain["target"],
+            "verifier": describe_verifier(manifest),
             "model": plain["model"],
             "sources": plain["sources"],
             "graphs": [_graph(graph, manifest) for graph in plain["graphs"]],
@@ -94,13 +97,51 @@ def _text(manifest: Manifest) -> dict[str, Any]:
     return text
 
 
+def describe_verifier(manifest: Manifest) -> str:
+    """In words what is computed, so that nobody takes a quantised model for the original."""
+    model = manifest.model
+    origin = {
+        "none": f"{model.weight_dtype} weights",
+        "keep": f"{_formats(manifest)} as stored",
+    }.get(model.quant, f"{_formats(manifest)} rounded from the source")
+    cache = "" if model.kv_dtype == "float32" else f", {model.kv_dtype} keys and values"
+    return f"{origin}, {model.activations} activations{cache}"
+
+
+def _formats(manifest: Manifest) -> str:
+    """The formats of quantised weights, the one with most bytes first."""
+    num_bytes: dict[str, int] = {}
+    for weight in manifest.weights.values():
+        name = quantised_format(weight.dtype, weight.shape)
+        if name is not None:
+            num_bytes[name] = num_bytes.get(name, 0) + weight.num_bytes
+    return " + ".join(sorted(num_bytes, key=lambda name: (-num_bytes[name], name)))
+
+
 def _memory(manifest: Manifest) -> dict[str, int]:
     """Bytes that decoding at the context limit needs beside torch itself."""
     model = manifest.model
-    row = sum(layer.num_heads * (layer.key_dim + layer.value_dim) for layer in model.kv_layers)
-    kv = row * model.num_slots * DTYPE_BYTES[model.kv_dtype]
-    weights = sum(weight.num_bytes for weight in manifest.weights.values())
-    return {"weights_bytes": weights, "kv_bytes": kv, "total_bytes": weights + kv}
+    rows = {"verify": 1, "prefill": 1}
+    for graph in manifest.graphs:
+        rows[graph.kind] = max(rows[graph.kind], graph.max_rows)
+    widths = [_width(weight, model.vocab_size) for weight in manifest.weights.values()]
+    widest = max((model.hidden_size, *widths))
+    footprint = Footprint(
+        weights_bytes=sum(weight.num_bytes for weight in manifest.weights.values()),
+        kv_bytes=kv_bytes(model.kv_layers, model.num_slots, model.kv_dtype),
+        workspace_bytes=workspace_bytes(rows["verify"], rows["prefill"], model.vocab_size, widest),
+    )
+    return {**msgspec.to_builtins(footprint), "total_bytes": footprint.total_bytes}
+
+
+def _width(weight: WeightSpec, vocab_size: int) -> int:
+    """The larger side of a packed matrix; 0 for the vocabulary's, whose outputs are logits."""
+    if len(weight.shape) != 3:
+        return 0
+    name = quantised_format(weight.dtype, weight.shape)
+    num_outputs = weight.shape[0] * PANEL
+    num_inputs = weight.shape[1] * (FORMATS[name].group if name else 1)
+    return 0 if num_outputs >= vocab_size else max(num_outputs, num_inputs)
 
 
 def _tables(d: dict[str, Any]) -> Iterator[tuple[str, Table]]:
@@ -108,7 +149,8 @@ def _tables(d: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     yield "File", _pairs({**file, "num_bytes": _size(file["num_bytes"])})
     yield from _target_tables(d["target"])
     layers, eos_ids = model["kv_layers"], _list(model["eos_ids"])
-    yield "Model", _pairs({**model, "kv_layers": len(layers), "eos_ids": eos_ids})
+    shown = {**model, "kv_layers": len(layers), "eos_ids": eos_ids}
+    yield "Model", _pairs({"verifier": d["verifier"], **shown})
     yield "Sources", _rows("role kind location revision licence files", map(_source, d["sources"]))
     yield "Graphs", _rows("name kind rows inputs constants size", map(_graph_row, d["graphs"]))
     largest = [

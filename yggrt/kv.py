@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from yggrt.core.formats import cache_row
 from yggrt.core.schema import ModelInfo
+from yggrt.weights import TORCH_DTYPES
 
 
 class KvCache:
-    """Per layer keys [1, heads, slots, key_dim] and values [1, heads, slots, value_dim], float32,
-    one slot per token.
+    """Per layer keys [1, heads, slots, key_dim] and values [1, heads, slots, value_dim], one slot
+    per token: float32, bfloat16, or int8 as uint8 rows of 4 bytes more (`core.formats`).
 
     `slots` exceeds the context limit by the largest graph's rows, so that a full pass fits at the
     end of the context.
@@ -17,13 +19,13 @@ class KvCache:
 
     def __init__(self, model: ModelInfo) -> None:
         self.max_model_len = model.max_model_len
-        dtype = getattr(torch, model.kv_dtype)
         # Padding rows read slots that no row has written; zeros keep them finite.
-        self.tensors: list[torch.Tensor] = [
-            torch.zeros(1, layer.num_heads, model.num_slots, dim, dtype=dtype)
-            for layer in model.kv_layers
-            for dim in (layer.key_dim, layer.value_dim)
-        ]
+        self.tensors: list[torch.Tensor] = []
+        for layer in model.kv_layers:
+            for dim in (layer.key_dim, layer.value_dim):
+                dtype, size = cache_row(dim, model.kv_dtype)
+                shape = (1, layer.num_heads, model.num_slots, size)
+                self.tensors.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
 
     @property
     def num_bytes(self) -> int:

@@ -25,16 +25,18 @@ def test_description(path: Path) -> None:
     found = json.loads(json.dumps(inspect_bundle(path)))
     weights_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors().values())
     assert found["file"]["num_bytes"] == path.stat().st_size
-    assert found["file"]["format_version"] == 1
+    assert found["file"]["format_version"] == 2
     assert found["weights"]["num_tensors"] == len(tensors())
     assert found["weights"]["num_bytes"] == weights_bytes
     assert found["weights"]["largest"][0]["name"] == "embedding"
-    # 2 heads x (8 + 8) values x 40 slots x 4 bytes
+    # 2 heads x (8 + 8) values x 40 slots x 4 bytes; 8 rows x (11 logits + 4 x 16) x 4 bytes
     assert found["memory"] == {
         "weights_bytes": weights_bytes,
         "kv_bytes": 5120,
-        "total_bytes": weights_bytes + 5120,
+        "workspace_bytes": 2400,
+        "total_bytes": weights_bytes + 5120 + 2400,
     }
+    assert found["verifier"] == "float32 weights, float32 activations"
     assert found["graphs"][1]["max_rows"] == 8
     assert found["graphs"][1]["num_constants"] == 2
     assert found["sources"][0]["license"] == "apache-2.0"

@@ -91,8 +91,8 @@ CASES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "backslash": (lambda data: broken.listed_as(data, "bench.jsonl", "..\\b.jsonl"), "backslash"),
     "newer_format": (
-        replace_manifest(format_version=2),
-        "format version is 2, this runtime reads 1",
+        replace_manifest(format_version=3),
+        "format version is 3, this runtime reads 1 and 2",
     ),
     "no_format": (
         lambda data: broken.pack({**broken.contents(data), "manifest.json": b"{}"}),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "unknown_field": (
         lambda data: broken.pack(
-            {**broken.contents(data), "manifest.json": b'{"format_version": 1, "x": 1}'}
+            {**broken.contents(data), "manifest.json": b'{"format_version": 2, "x": 1}'}
         ),
         "manifest.json is not valid",
     ),

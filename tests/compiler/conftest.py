@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from blocks import random_blocks
 from tiny_tokenizers import CHATML, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -60,15 +61,16 @@ GgufWriter = Callable[..., Path]
 
 @pytest.fixture
 def write_gguf(llama: LlamaForCausalLM, tmp_path: Path) -> GgufWriter:
-    """Writes the tiny Llama as llama.cpp would: q and k rows interleaved, optionally quantised."""
+    """Writes a tiny Llama as llama.cpp would: q and k rows interleaved, optionally quantised."""
 
     def write(
         name: str = "tiny.gguf",
         quantization: gguf.GGMLQuantizationType | None = None,
         extra: dict[str, str | float] | None = None,
         tensors: dict[str, np.ndarray] | None = None,
+        model: LlamaForCausalLM = llama,
     ) -> Path:
-        config = llama.config
+        config = model.config
         path = tmp_path / name
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_license("apache-2.0")
@@ -88,9 +90,13 @@ def write_gguf(llama: LlamaForCausalLM, tmp_path: Path) -> GgufWriter:
             writer.add_string(key, value) if isinstance(value, str) else writer.add_float32(
                 key, value
             )
-        for stored, values in (_llama_tensors(llama) | (tensors or {})).items():
+        for stored, values in (_llama_tensors(model) | (tensors or {})).items():
             if quantization is not None and values.ndim == 2:
-                packed = gguf.quants.quantize(values, quantization)
+                if quantization.name.endswith("_K"):
+                    # The gguf package reads these formats and does not write them.
+                    packed = random_blocks(quantization.name.lower(), *values.shape)
+                else:
+                    packed = gguf.quants.quantize(values, quantization)
                 writer.add_tensor(stored, packed, raw_dtype=quantization)
             else:
                 writer.add_tensor(stored, values)

@@ -61,6 +61,9 @@ def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
         load_config(path, {})
     assert all(key in refusal.value.message for key in OPTIONS)
     assert refusal.value.tip == "did you mean 'buckets'?"
+    with pytest.raises(RecipeError, match="unknown key 'xyzzy'") as refusal:
+        load_config(None, {"xyzzy": 1})
+    assert "--help" in (refusal.value.tip or "")
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,9 @@ def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
         ({"threads": "two"}, "threads is 'two': expected `int`, got `str`"),
         ({"threads": 0}, "threads is 0, wanted at least 1"),
         ({"dtype": "float16"}, "dtype is 'float16': wanted auto or float32 or bfloat16"),
+        ({"quant": "gptq"}, "quant is 'gptq': wanted auto or none or int8 or int4 or keep"),
+        ({"activations": "int4"}, "activations is 'int4': wanted auto or float32 or int8"),
+        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8': wanted auto or float32 or bfloat16 or int8"),
         ({"buckets": [1, "x"]}, r"buckets is \[1, 'x'\]"),
         ({"buckets": [4, 8]}, r"buckets is \[4, 8\], wanted ascending"),
         ({"buckets": [1, 8, 4]}, "wanted ascending"),
@@ -84,8 +90,9 @@ def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
     ],
 )
 def test_refusals(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(RecipeError, match=message) as refusal:
         load_config(None, NEEDED | changes)
+    assert refusal.value.tip
 
 
 def test_missing_and_broken_recipe(tmp_path: Path) -> None:
@@ -113,7 +120,59 @@ def test_auto_dtype(stored: str, is_gguf: bool, dtype: str) -> None:
         config, model_limit=512, stored_dtype=stored, is_gguf=is_gguf
     )
     assert (resolved.dtype, resolved.max_model_len) == (dtype, 512)
-    assert len(notes) == 2
+    assert (resolved.quant, resolved.activations, resolved.kv_dtype) == (
+        "none",
+        "float32",
+        "float32",
+    )
+    assert len(notes) == 2 + is_gguf
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_quantised", "quant", "activations"),
+    [
+        ({}, True, "keep", "int8"),
+        ({"activations": "float32"}, True, "keep", "float32"),
+        ({"quant": "keep"}, True, "keep", "int8"),
+        ({"quant": "none"}, True, "none", "float32"),
+        ({"quant": "int4"}, True, "int4", "int8"),
+        ({"quant": "int8", "activations": "int8"}, False, "int8", "int8"),
+        ({}, False, "none", "float32"),
+    ],
+)
+def test_auto_quant(
+    asked: dict[str, str], is_quantised: bool, quant: str, activations: str
+) -> None:
+    config, _ = load_config(None, NEEDED | asked)
+    resolved, notes = resolve_for_model(
+        config,
+        model_limit=512,
+        stored_dtype="float32",
+        is_gguf=is_quantised,
+        is_quantised=is_quantised,
+    )
+    assert (resolved.quant, resolved.activations) == (quant, activations)
+    said = "".join(notes)
+    assert ("activations: auto is int8" in said) == (
+        activations == "int8" and "activations" not in asked
+    )
+    assert ("quant: auto" in said) == ("quant" not in asked and is_quantised)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_gguf", "message"),
+    [
+        ({"quant": "keep"}, False, "quant is keep, wanted a GGUF file.*the verifier is none"),
+        ({"quant": "keep"}, True, "quant is keep, .*has no matrix that can be kept"),
+        ({"activations": "int8"}, False, "activations is int8, wanted quantised matrices"),
+        ({"activations": "int8", "quant": "none"}, True, "quant is none"),
+    ],
+)
+def test_refused_for_the_model(asked: dict[str, str], is_gguf: bool, message: str) -> None:
+    config, _ = load_config(None, NEEDED | asked)
+    with pytest.raises(RecipeError, match=message) as refusal:
+        resolve_for_model(config, model_limit=512, stored_dtype="float32", is_gguf=is_gguf)
+    assert refusal.value.tip
 
 
 def test_length_of_the_model() -> None:

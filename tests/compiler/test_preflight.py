@@ -13,6 +13,7 @@ import pytest
 from yggc.config import BuildConfig, load_config
 from yggc.errors import PreflightError
 from yggc.preflight import preflight
+from yggrt.core.footprint import Footprint
 
 
 def configured(tmp_path: Path, **changes: object) -> BuildConfig:
@@ -27,7 +28,7 @@ def configured(tmp_path: Path, **changes: object) -> BuildConfig:
 
 
 def test_this_machine_passes(tmp_path: Path) -> None:
-    checks = preflight(configured(tmp_path), num_parameters=1000)
+    checks = preflight(configured(tmp_path), Footprint(1000, 1000, 1000))
     assert {"python", "torch", "g++", "disk", "memory", "output directory"} <= {
         check.name for check in checks
     }
@@ -65,7 +66,13 @@ def test_compiler_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_sizes(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"disk: .* GB free, wanted .*memory: .* available"):
-        preflight(configured(tmp_path), num_parameters=10**13)
+        preflight(configured(tmp_path), Footprint(10**13, 0, 0))
+
+
+@pytest.mark.parametrize("footprint", [Footprint(0, 10**13, 0), Footprint(0, 0, 10**13)])
+def test_caches_and_workspace_count(tmp_path: Path, footprint: Footprint) -> None:
+    with pytest.raises(PreflightError, match=r"^memory: .* GB available, wanted 1000\d\.\d GB"):
+        preflight(configured(tmp_path), footprint)
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -157,11 +157,12 @@ def test_code_in_the_checkpoint(llama_dir: Path, work: WorkDir) -> None:
         resolve_source(str(llama_dir), work)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "bitsandbytes"])
 def test_quantised(method: str, llama_dir: Path, work: WorkDir) -> None:
     edit_config(llama_dir, quantization_config={"quant_method": method, "bits": 4})
-    with pytest.raises(SourceError, match=rf"quantised \({method}\)"):
+    with pytest.raises(SourceError, match=rf"quantised \({method}\)") as refusal:
         resolve_source(str(llama_dir), work)
+    assert "--quant int4" in (refusal.value.tip or "")
 
 
 def test_encoder_decoder(tmp_path: Path, work: WorkDir) -> None:

@@ -60,6 +60,9 @@ def graphs(operators: Any) -> dict[str, Future[BuiltGraph]]:
             num_slots=NUM_SLOTS,
             max_depth=8,
             weight_dtype="float32",
+            formats={},
+            activations="float32",
+            kv_dtype="float32",
             operators=str(library.path.absolute()),
             namespace=library.namespace,
             torch_version=version("torch"),
@@ -152,7 +155,7 @@ def test_shapes_are_known_after_a_runtime_loaded_the_operators() -> None:
         "library = build_library(Path(sys.argv[2]))\n"
         "operators = load_library(library.path, library.namespace)\n"
         "ids = torch.zeros(3, dtype=torch.int64, device='meta')\n"
-        "rows = operators.embedding(ids, torch.empty(2, 8, 16, device='meta'), 20)\n"
+        "rows = operators.embedding(ids, torch.empty(2, 8, 16, device='meta'), 20, 0)\n"
         "assert rows.shape == (3, 8)\n"
     )
     command = [sys.executable, "-c", program, str(bundle), str(bundles.WORK / "operators")]

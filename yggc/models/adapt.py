@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +25,12 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.initialization import no_init_weights
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.pytorch_utils import Conv1D
 from ygg_kernels.ops import Operators
 
 from yggc.errors import SourceError
-from yggc.models.packing import packed_shape
+from yggc.models.matrices import Matrix, find_matrices, tied_names
+from yggc.models.packing import packed_dtype, packed_shape
+from yggrt.core.formats import FORMATS
 from yggrt.core.schema import KvLayer
 
 ATTENTION = "ygg_tree"
@@ -128,8 +129,11 @@ class TreeCacheLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         assert self.step.slots is not None
-        self.keys.index_copy_(2, self.step.slots, key_states)
-        self.values.index_copy_(2, self.step.slots, value_states)
+        for cache, rows in ((self.keys, key_states), (self.values, value_states)):
+            if cache.dtype is torch.uint8:
+                self.step.operators.kv_write(cache, rows, self.step.slots)
+            else:
+                cache.index_copy_(2, self.step.slots, rows.to(cache.dtype))
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -145,9 +149,16 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.get_max_length(), 0
 
 
+def _empty_packed(num_outputs: int, num_inputs: int, form: str) -> nn.Parameter:
+    shape = packed_shape(num_outputs, num_inputs, form)
+    empty = torch.empty(shape, dtype=packed_dtype(form), device="meta")
+    return nn.Parameter(empty, requires_grad=False)
+
+
 class PackedLinear(nn.Module):
-    """A product with packed weights [ceil(N/16), K, 16]; float32 in and out, one accumulation
-    order.
+    """A product with packed weights of one format; float32 in and out, one accumulation order.
+
+    `integer`: a quantised weight multiplies activations rounded to int8, which is another result.
     """
 
     def __init__(
@@ -156,15 +167,14 @@ class PackedLinear(nn.Module):
         num_inputs: int,
         num_outputs: int,
         bias: bool,
-        dtype: torch.dtype = torch.float32,
+        form: str = "float32",
+        integer: bool = False,
     ) -> None:
         super().__init__()
         self.operators = operators
         self.in_features, self.out_features = num_inputs, num_outputs
-        shape = packed_shape(num_outputs, num_inputs)
-        self.weight = nn.Parameter(
-            torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False
-        )
+        self.format, self.integer = FORMATS[form].code, integer
+        self.weight = _empty_packed(num_outputs, num_inputs, form)
         self.bias = (
             nn.Parameter(torch.empty(num_outputs, device="meta"), requires_grad=False)
             if bias
@@ -172,19 +182,20 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sizes = [self.out_features]
+        how = ([self.out_features], [self.format], self.integer)
         if self.bias is None:
-            return self.operators.linear_unbiased(x, [self.weight], sizes)[0]
-        return self.operators.linear(x, [self.weight], [self.bias], sizes)[0]
+            return self.operators.linear_unbiased(x, [self.weight], *how)[0]
+        return self.operators.linear(x, [self.weight], [self.bias], *how)[0]
 
 
 class _PackedLookup(nn.Embedding):
-    """Rows of a packed matrix [ceil(vocab/16), hidden, 16]: a tied matrix is stored once."""
+    """Rows of a packed matrix [vocab, hidden]: a tied matrix is stored once."""
 
     operators: Operators
+    format: int
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.operators.embedding(ids, self.weight, self.num_embeddings)
+        return self.operators.embedding(ids, self.weight, self.num_embeddings, self.format)
 
 
 class RowLayerNorm(nn.Module):
@@ -314,42 +325,49 @@ def refuse_inexact(config: Any) -> None:
         raise SourceError(f"'{kind}' attends in both directions; a verifier must be causal", tip)
 
 
-def _swap(model: Any, operators: Operators, dtype: torch.dtype) -> dict[str, bool]:
+def _swap(
+    model: Any,
+    matrices: Mapping[str, Matrix],
+    forms: Mapping[str, str],
+    operators: Operators,
+    integer: bool,
+) -> None:
     """Replaces, in place, every module that holds a matrix by its packed form, and every
-    LayerNorm.
-
-    Returns the packed parameters, each with whether the checkpoint stores it transposed.
+    LayerNorm. `forms` has the format of each matrix.
     """
-    matrices: dict[str, bool] = {}
+    lookup = model.get_input_embeddings()
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear | Conv1D):
-            transposed = isinstance(module, Conv1D)
-            num_outputs, num_inputs = module.weight.shape[:: -1 if transposed else 1]
+        weight = f"{name}.weight"
+        if weight in matrices:
+            matrix, form = matrices[weight], forms[weight]
+            if module is lookup:
+                _swap_lookup(lookup, operators, form)
+                continue
             packed: nn.Module = PackedLinear(
-                operators, num_inputs, num_outputs, module.bias is not None, dtype
+                operators,
+                matrix.num_inputs,
+                matrix.num_outputs,
+                module.bias is not None,
+                form,
+                integer,
             )
-            matrices[f"{name}.weight"] = transposed
         elif isinstance(module, nn.LayerNorm):
             packed = RowLayerNorm(module)
         else:
             continue
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, packed)
+
+
+def _swap_lookup(lookup: Any, operators: Operators, form: str) -> None:
     # A subclass may scale what it looks up, so the class is extended in front of nn.Embedding
     # rather than replaced.
-    lookup = model.get_input_embeddings()
     kind = type(lookup)
     bases = (_PackedLookup,) if kind is nn.Embedding else (kind, _PackedLookup)
-    shape = packed_shape(*lookup.weight.shape)
+    num_rows, num_columns = lookup.weight.shape
     lookup.__class__ = type(f"Packed{kind.__name__}", bases, {})
-    lookup.operators = operators
-    lookup.weight = nn.Parameter(
-        torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False
-    )
-    matrices |= {
-        f"{name}.weight": False for name, module in model.named_modules() if module is lookup
-    }
-    return matrices
+    lookup.operators, lookup.format = operators, FORMATS[form].code
+    lookup.weight = _empty_packed(num_rows, num_columns, form)
 
 
 @dataclass(frozen=True)
@@ -357,15 +375,16 @@ class Adapted:
     """A skeleton whose parameters hold no values, and what the weights and the runtime must know
     of it.
 
-    `matrices` maps each packed parameter to whether the checkpoint stores it transposed ([K, N]);
-    `tied` maps an alias to the parameter it shares. All names are those of the transformers model.
+    `matrices` has the packed parameters, `formats` the format of each, `tied` maps an alias to the
+    parameter it shares. All names are those of the transformers model.
     """
 
     model: nn.Module
     step: Step
     predictor: DepthPredictor
     config: Any
-    matrices: dict[str, bool]
+    matrices: dict[str, Matrix]
+    formats: dict[str, str]
     tied: dict[str, str]
     kv_layers: tuple[KvLayer, ...]
 
@@ -440,22 +459,18 @@ def _give_addresses(module: nn.Module) -> None:
             owner._parameters[name] = made[id(parameter)]
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Alias -> owner for parameters that share one tensor."""
-    owners: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = owners.setdefault(id(parameter), name)
-        if owner != name:
-            tied[name] = owner
-    return tied
-
-
 def adapt(
-    config_json: dict[str, Any], operators: Operators, max_depth: int, weight_dtype: str
+    config_json: dict[str, Any],
+    operators: Operators,
+    max_depth: int,
+    weight_dtype: str,
+    formats: Mapping[str, str] | None = None,
+    activations: str = "float32",
 ) -> Adapted:
     """The adapted skeleton of a model; raises SourceError for an architecture that cannot be
     exact.
+
+    `formats` names the matrices that are not in `weight_dtype`, tied ones by their first name.
     """
     config = load_config(config_json)
     refuse_inexact(config)
@@ -464,7 +479,10 @@ def adapt(
     model = _build(config)
     model.tie_weights()
     tied = tied_names(model)
-    matrices = _swap(model, operators, getattr(torch, weight_dtype))
+    matrices = find_matrices(model)
+    given = formats or {}
+    forms = {name: given.get(tied.get(name, name), weight_dtype) for name in matrices}
+    _swap(model, matrices, forms, operators, activations == "int8")
     for alias, owner in tied.items():
         parent, _, child = alias.rpartition(".")
         setattr(model.get_submodule(parent), child, model.get_parameter(owner))
@@ -480,4 +498,4 @@ def adapt(
     _give_addresses(predictor)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         kv_layers = _observe_cache(model, step, config.num_hidden_layers, _cache_argument(model))
-    return Adapted(model, step, predictor, config, matrices, tied, kv_layers)
+    return Adapted(model, step, predictor, config, matrices, forms, tied, kv_layers)

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from transformers import (
@@ -30,7 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from yggc.errors import SourceError
 from yggc.models import shards
-from yggc.models.adapt import tied_names
+from yggc.models.matrices import tied_names
 from yggc.models.source import ResolvedSource
 from yggc.models.tokenizer import check_vocabulary, describe_text, end_ids, load_tokenizer
 from yggrt.core.schema import TextInfo
@@ -78,6 +79,24 @@ class Checkpoint(ABC):
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The transformers tokenizer, None if the model has none."""
+
+    @property
+    def stored_formats(self) -> Mapping[str, str]:
+        """Formats of the quantised matrices that can be taken over as they are stored; none but in
+        a GGUF file.
+        """
+        return {}
+
+    @property
+    def not_kept(self) -> Mapping[str, str]:
+        """The other quantised matrices, each with the reason why it cannot be taken over."""
+        return {}
+
+    def read_blocks(self, name: str) -> np.ndarray:
+        """The blocks of a matrix of `stored_formats`: uint8 [num_outputs, bytes], rows in the
+        model's order.
+        """
+        raise AssertionError(f"{name} is not stored in blocks")
 
     @property
     def num_parameters(self) -> int:
@@ -239,6 +258,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
 def one_line(error: BaseException) -> str:
     """An exception's text for the middle of a message."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def context_limit(config: PreTrainedConfig) -> int:
+    """The longest context in tokens; a configuration that states none has no limit."""
+    return int(getattr(config, "max_position_embeddings", 1 << 30))
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

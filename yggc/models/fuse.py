@@ -59,21 +59,22 @@ def join_linears(program: ExportedProgram, operators: Operators) -> int:
     it saved.
     """
     graph = program.graph
-    groups: dict[tuple[Any, Any], list[Any]] = {}
+    groups: dict[tuple[Any, Any, bool], list[Any]] = {}
     for node in graph.nodes:
         if node.target in (operators.linear, operators.linear_unbiased):
-            groups.setdefault((node.args[0], node.target), []).append(node)
+            groups.setdefault((node.args[0], node.target, node.args[-1]), []).append(node)
     saved = 0
-    for (source, target), nodes in groups.items():
+    for (source, target, integer), nodes in groups.items():
         if len(nodes) == 1:
             continue
         saved += len(nodes) - 1
         lists = [
-            [item for node in nodes for item in node.args[i]] for i in range(1, len(nodes[0].args))
+            [item for node in nodes for item in node.args[i]]
+            for i in range(1, len(nodes[0].args) - 1)
         ]
         # Weights are inputs of the graph, so the first product's place is late enough for all.
         with graph.inserting_before(nodes[0]):
-            joined = graph.call_function(target, (source, *lists))
+            joined = graph.call_function(target, (source, *lists, integer))
             joined.meta["val"] = [value for node in nodes for value in node.meta["val"]]
             outputs = [
                 graph.call_function(operator.getitem, (joined, i)) for i in range(len(nodes))

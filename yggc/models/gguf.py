@@ -1,18 +1,20 @@
 """A GGUF file as a Checkpoint: transformers' configuration and names over our own reading of the
 container.
 
-Tensors are dequantised one at a time. transformers' helpers say which tensor is which and undo
-llama.cpp's changes (the q/k row order of Llama, the +1 of Gemma's norms). What its configuration
+Tensors are dequantised one at a time, or taken over in their blocks. transformers' helpers say
+which tensor is which and undo llama.cpp's changes (the q/k row order of Llama, the +1 of Gemma's
+norms). What its configuration
 leaves out is compared with the file and refused when it differs, since a model with the wrong rope
 would still run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,8 +23,10 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 from yggc.errors import SourceError
 from yggc.models.checkpoint import Checkpoint, StoredDtype, check_state, empty_model, wanted_state
 from yggc.models.gguf_file import GgufFile
+from yggc.models.matrices import Matrix, find_matrices
 from yggc.models.source import ResolvedSource
 from yggc.models.tokenizer import load_tokenizer
+from yggrt.core.formats import FORMATS
 
 # Several stored tensors make one parameter, or the model is not a plain decoder.
 NOT_COVERED = frozenset(
@@ -64,6 +68,7 @@ class GgufCheckpoint(Checkpoint):
         processor_class = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
         self._processor = processor_class(config=self.config.to_dict())
         self._names = self._match(model)
+        self._matrices = find_matrices(model)
 
     def _match(self, model: PreTrainedModel) -> dict[str, str]:
         """Model name -> name in the file."""
@@ -108,19 +113,73 @@ class GgufCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         stored = self._names[name]
+        tensor = torch.from_numpy(self._in_model(stored, self._file.read(stored))).contiguous()
+        assert tuple(tensor.shape) == self._shapes[name], name
+        return tensor
+
+    def _in_model(self, stored: str, values: np.ndarray) -> np.ndarray:
+        """What the model has where the file has `values`."""
         # A processor that handles a tensor by itself leaves it here and answers with no name.
         aside: dict[str, torch.Tensor] = {}
         result = self._processor.process(
-            weights=self._file.read(stored), name=stored, parsed_parameters={"tensors": aside}
+            weights=values, name=stored, parsed_parameters={"tensors": aside}
         )
-        tensor = (
-            torch.from_numpy(result.weights)
-            if result.name is not None
-            else next(iter(aside.values()))
+        processed: np.ndarray = (
+            result.weights if result.name is not None else next(iter(aside.values())).numpy()
         )
-        tensor = tensor.contiguous()
-        assert tuple(tensor.shape) == self._shapes[name], name
-        return tensor
+        return processed
+
+    @property
+    def stored_formats(self) -> Mapping[str, str]:
+        return {
+            name: self._file.tensors[self._names[name]].type_name.lower()
+            for name, found in self._quantised.items()
+            if not isinstance(found, str)
+        }
+
+    @property
+    def not_kept(self) -> Mapping[str, str]:
+        return {name: why for name, why in self._quantised.items() if isinstance(why, str)}
+
+    def read_blocks(self, name: str) -> np.ndarray:
+        order = self._quantised[name]
+        assert not isinstance(order, str), order
+        return self._file.read_bytes(self._names[name])[order]
+
+    @cached_property
+    def _quantised(self) -> dict[str, np.ndarray | str]:
+        """For each quantised matrix the file's rows in the model's order, or why it has none."""
+        found: dict[str, np.ndarray | str] = {}
+        for name, matrix in self._matrices.items():
+            tensor = self._file.tensors.get(self._names.get(name, ""))
+            if tensor is None or not tensor.is_quantised:
+                continue
+            if tensor.type_name.lower() not in FORMATS:
+                found[name] = f"is of type {tensor.type_name}"
+                continue
+            order = self._row_order(tensor.name, tensor.shape, matrix)
+            found[name] = "does not keep its rows in the model" if order is None else order
+        return found
+
+    def _row_order(self, stored: str, shape: tuple[int, ...], matrix: Matrix) -> np.ndarray | None:
+        """Where row i of a matrix lies in the file; None if its blocks do not stay whole.
+
+        The processor tells: it is given the number of each value's row and column.
+        """
+        if shape != (matrix.num_outputs, matrix.num_inputs):
+            return None
+        numbers = [np.arange(size, dtype=np.int32) for size in shape]
+        given = np.broadcast_to(numbers[0][:, None], shape)
+        rows = self._in_model(stored, given)
+        if rows is given and not matrix.transposed:
+            return numbers[0]
+        columns = self._in_model(stored, np.broadcast_to(numbers[1], shape))
+        if matrix.transposed:
+            rows, columns = rows.T, columns.T
+        if rows.shape != shape or not np.array_equal(np.sort(rows[:, 0]), numbers[0]):
+            return None
+        whole = (rows == rows[:, :1]).all() and (columns == numbers[1]).all()
+        return np.array(rows[:, 0]) if whole else None
 
     @property
     def dtype(self) -> StoredDtype:

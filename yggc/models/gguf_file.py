@@ -55,6 +55,10 @@ class GgufTensor:
         known = {kind.value: kind.name for kind in GGMLQuantizationType}
         return str(known.get(self.type, f"number {self.type}"))
 
+    @property
+    def is_quantised(self) -> bool:
+        return GGML_QUANT_SIZES[GGMLQuantizationType(self.type)][0] > 1
+
 
 class GgufFile:
     """An opened, checked GGUF file; raises SourceError for one that is damaged or of a kind not
@@ -153,14 +157,18 @@ class GgufFile:
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
         return int(math.prod(tensor.shape) // block * size)
 
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Tensor `name` as it is stored: uint8 [..., bytes of a row], a view of the file."""
+        tensor = self.tensors[name]
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
+        *outer, row = tensor.shape or (1,)
+        raw = np.frombuffer(self._map, np.uint8, self._size(tensor), tensor.offset)
+        return raw.reshape(*outer, row // block * size)
+
     def read(self, name: str) -> np.ndarray:
         """Tensor `name` as float32, row-major; a fresh array that may be written."""
         tensor = self.tensors[name]
-        kind = GGMLQuantizationType(tensor.type)
-        block, size = GGML_QUANT_SIZES[kind]
-        *outer, row = tensor.shape or (1,)
-        raw = np.frombuffer(self._map, np.uint8, self._size(tensor), tensor.offset)
-        values = dequantize(raw.reshape(*outer, row // block * size), kind)
+        values = dequantize(self.read_bytes(name), GGMLQuantizationType(tensor.type))
         return np.array(values, dtype=np.float32, order="C").reshape(tensor.shape)
 
     @cached_property

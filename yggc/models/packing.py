@@ -1,20 +1,28 @@
-"""Packed layouts of matrices: the one place that knows how a weight becomes panels and back.
+"""Packed layouts of matrices: shapes of all formats, and how float weights become panels and back.
 
 A panel holds 16 output columns: element [p, k, j] is weight[16 p + j, k], zero where 16 p + j >=
 N. The operators read a panel front to back, so a product reads memory in one stream whatever the
-number of rows.
+number of rows. The panels of quantised formats are made in `yggc.models.blocks`.
 """
 
 from __future__ import annotations
 
 import torch
 
-PANEL = 16
+from yggrt.core.formats import FORMATS, PANEL
 
 
-def packed_shape(num_outputs: int, num_inputs: int) -> tuple[int, int, int]:
-    """Shape of the packed form of a [num_outputs, num_inputs] matrix."""
-    return (-(-num_outputs // PANEL), num_inputs, PANEL)
+def packed_shape(num_outputs: int, num_inputs: int, name: str = "float32") -> tuple[int, int, int]:
+    """Shape of the packed form of a [num_outputs, num_inputs] matrix in format `name`."""
+    form = FORMATS[name]
+    last = form.panel_bytes if form.is_quantised else PANEL
+    return (-(-num_outputs // PANEL), num_inputs // form.group, last)
+
+
+def packed_dtype(name: str) -> torch.dtype:
+    """The dtype of tensors of format `name`."""
+    dtype: torch.dtype = torch.uint8 if FORMATS[name].is_quantised else getattr(torch, name)
+    return dtype
 
 
 def pack_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -193,8 +193,8 @@ def check_config(folder: Path) -> dict[str, Any]:
         )
         raise SourceError(
             f"{folder}: weights are quantised ({method}), wanted float32, float16 or bfloat16",
-            "give the original checkpoint (the model card calls it base_model) or a .gguf file of "
-            "the model",
+            "take the unquantised checkpoint (the model card calls it base_model) with --quant "
+            "int4, or a .gguf file of the model",
         )
     return config
 

@@ -11,27 +11,42 @@ import torch
 
 from yggc.errors import SourceError
 from yggc.models.adapt import Adapted
+from yggc.models.blocks import Bytes, pack_blocks, quantise
 from yggc.models.packing import pack_matrix
+from yggrt.core.formats import FORMATS
 from yggrt.core.schema import WeightSpec
 from yggrt.safetensors_layout import ALIGNMENT
 from yggrt.weights import tensor_chunks
 
 
 def packed_tensors(
-    adapted: Adapted, read: Callable[[str], torch.Tensor], weight_dtype: str
+    adapted: Adapted,
+    read: Callable[[str], torch.Tensor],
+    weight_dtype: str,
+    read_blocks: Callable[[str], Bytes] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) for every parameter: matrices packed in `weight_dtype`, the rest
+    """Yields (name, tensor) for every parameter: matrices packed in their formats, the rest
     float32.
 
-    With bfloat16 all values are rounded to it, so that the reference is the rounded model in
-    float32. Raises SourceError for a tensor of another shape than the model's.
+    Quantised matrices take the blocks [N, bytes] that `read_blocks` gives; without it the values
+    that `read` gives are rounded to nearest. With a `weight_dtype` of bfloat16 all values that are
+    not quantised are rounded to it, so that the reference is the rounded model in float32. Raises
+    SourceError for a tensor of another shape than the model's.
     """
     dtype: torch.dtype = getattr(torch, weight_dtype)
     for name, parameter in adapted.model.named_parameters():
-        tensor = read(name)
-        if name in adapted.matrices:
-            tensor = pack_matrix(tensor.t() if adapted.matrices[name] else tensor, dtype)
+        form = adapted.formats.get(name)
+        if form is not None and FORMATS[form].is_quantised and read_blocks is not None:
+            tensor = pack_blocks(read_blocks(name), form, name)
+        elif form is not None:
+            tensor = read(name)
+            tensor = tensor.t() if adapted.matrices[name].transposed else tensor
+            if FORMATS[form].is_quantised:
+                tensor = pack_blocks(quantise(tensor, form), form, name)
+            else:
+                tensor = pack_matrix(tensor, dtype)
         else:
+            tensor = read(name)
             tensor = tensor.to(dtype).to(torch.float32).contiguous()
         if tensor.shape != parameter.shape:
             raise SourceError(

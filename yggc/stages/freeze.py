@@ -10,9 +10,8 @@ from ygg_kernels.ops import load_library
 
 from yggc.context import Context
 from yggc.errors import StageError
-from yggc.models.adapt import adapt
 from yggc.models.weights import weight_name
-from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
+from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel, adapt_loaded
 from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import Loaded
 from yggc.stages.profile import Profile
@@ -86,7 +85,7 @@ def _check_against_eager(
     """
     library = context.library
     operators = load_library(library.path, library.namespace)
-    eager = adapt(loaded.config, operators, adapted.model.max_depth, loaded.dtype)
+    eager = adapt_loaded(loaded, operators, adapted.model.max_depth)
     module = eager.static_forward("verify")
     path = context.folders["adapt"] / WEIGHTS_FILE
     storage = map_file(path, path.stat().st_size)

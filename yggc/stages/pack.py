@@ -45,6 +45,8 @@ def run(
     if loaded.text.tokenizer:
         members[TOKENIZER_MEMBER] = context.folders["load"] / TOKENIZER_MEMBER
     own = bind_graphs(context, loaded, adapted).own
+    options = ("dtype", "quant", "activations", "kv_dtype", "max_model_len")
+    resolved = {option: getattr(loaded, option) for option in options}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         built_by=f"yggc {__version__}",
@@ -63,7 +65,7 @@ def run(
         golden=frozen.golden,
         bench_prompts=BENCH_MEMBER,
         members={},
-        config=config.packable(),
+        config={**config.packable(), **resolved},
     )
     return write_bundle(Path(config.output), manifest, _weights(context, adapted, own), members)
 

@@ -12,7 +12,9 @@ import msgspec
 
 from yggrt.core.errors import BundleError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Version 1 lacked what has a default in ModelInfo.
+READABLE_VERSIONS = (1, 2)
 NUM_EVIDENCE = 6
 
 Dtype = Literal["float32", "bfloat16", "int64", "int32", "bool", "uint8"]
@@ -86,7 +88,10 @@ class KvLayer(Record, frozen=True):
 
 
 class ModelInfo(Record, frozen=True):
-    """The verifier as the runtime sees it."""
+    """The verifier as the runtime sees it. `quant`, `activations` and `kv_dtype` make another
+    verifier than the source's unless they are none and float32; `weight_dtype` is that of matrices
+    that are not quantised.
+    """
 
     architecture: str
     vocab_size: int
@@ -94,11 +99,13 @@ class ModelInfo(Record, frozen=True):
     num_parameters: int
     max_model_len: int
     num_slots: int
-    kv_dtype: Dtype
+    kv_dtype: Literal["float32", "bfloat16", "int8"]
     kv_layers: tuple[KvLayer, ...]
     eos_ids: tuple[int, ...]
     weight_dtype: Dtype
     max_depth: int
+    quant: Literal["none", "int8", "int4", "keep"] = "none"
+    activations: Literal["float32", "int8"] = "float32"
 
 
 class MustMatch(Record, frozen=True):
@@ -276,9 +283,10 @@ class Manifest(Record, frozen=True):
                 "the file is damaged; build it again",
             ) from error
         found = version.get("format_version") if isinstance(version, dict) else None
-        if found != FORMAT_VERSION:
+        if found not in READABLE_VERSIONS:
+            known = " and ".join(map(str, READABLE_VERSIONS))
             raise BundleError(
-                f"{where}: format version is {found!r}, this runtime reads {FORMAT_VERSION}",
+                f"{where}: format version is {found!r}, this runtime reads {known}",
                 "build the bundle with the yggc of this installation, or install the yggrt that "
                 "made it",
             )

@@ -1,0 +1,46 @@
+"""Memory that decoding takes beside torch itself: weights, caches and the workspace of a pass.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from yggrt.core.formats import cache_row
+from yggrt.core.schema import DTYPE_BYTES, KvLayer
+
+# Of the widest layer's inputs and outputs, so many are alive at once in a compiled graph.
+_ALIVE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes at the context limit; the workspace is an estimate."""
+
+    weights_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.workspace_bytes
+
+
+def kv_bytes(layers: Iterable[KvLayer], num_slots: int, kv_dtype: str) -> int:
+    """Bytes of one sequence's caches."""
+    total = 0
+    for layer in layers:
+        for dim in (layer.key_dim, layer.value_dim):
+            dtype, size = cache_row(dim, kv_dtype)
+            total += layer.num_heads * num_slots * size * DTYPE_BYTES[dtype]
+    return total
+
+
+def workspace_bytes(verify_rows: int, prefill_rows: int, vocab_size: int, widest: int) -> int:
+    """Bytes that the larger of both passes computes in: its logits and some rows of the widest
+    layer, which is `widest` values wide.
+    """
+    verify = verify_rows * (vocab_size + _ALIVE * widest)
+    prefill = vocab_size + prefill_rows * _ALIVE * widest
+    return 4 * max(verify, prefill)
