@@ -17,10 +17,11 @@ from typing import Annotated
 import typer
 
 from yggrt import __version__
-from yggrt.terminal import INTERRUPTED, note, reports_errors
+from yggrt.terminal import INTERRUPTED, ReportingGroup, note, reports_errors
 
 app = typer.Typer(
     name="yggc",
+    cls=ReportingGroup,
     help="Compiles a language model and a drafter into one .ygg file for one kind of machine.",
     add_completion=False,
     no_args_is_help=True,

@@ -19,6 +19,7 @@ from yggrt.run import choose_chat, note_statistics, parse_ids, show, system_mess
 from yggrt.terminal import (
     INTERRUPTED,
     Interrupt,
+    ReportingGroup,
     note,
     progress,
     reports_errors,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="yggrt",
+    cls=ReportingGroup,
     help="Runs Yggdrasil bundles: tree speculative decoding with exactly the model's own tokens.",
     add_completion=False,
     no_args_is_help=True,

@@ -8,17 +8,55 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from yggrt.core.errors import YggError
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 RED, YELLOW = "31;1", "33"
+
+
+# typer brings its own copy of click or uses the installed one, by its version.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+
+class ReportingGroup(TyperGroup):
+    """Commands whose wrong arguments are reported as all errors are, in one line and a tip."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = (args, prog_name, complete_var, False, windows_expand_args)
+        if not standalone_mode:
+            return super().main(*given, **extra)
+        try:
+            code = super().main(*given, **extra)
+        except _UsageError as error:
+            # A group without arguments asks for its help in this way.
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+            else:
+                text = error.format_message().rstrip(".")
+                path = error.ctx.command_path if error.ctx else prog_name
+                report_error(
+                    YggError(text[:1].lower() + text[1:], f"`{path} --help` describes the options")
+                )
+            sys.exit(error.exit_code)
+        except typer.Abort:
+            sys.exit(1)
+        sys.exit(code or 0)
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:

@@ -143,6 +143,37 @@ def test_bad_requests_are_one_line_and_exit_2(
     assert len(tips) <= 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "x", "-n", "0"), "invalid value for '--max-tokens' / '-n'"),
+        (("run", "x", "-t", "0"), "invalid value for '--threads' / '-t'"),
+        (("verify", "x", "--limit", "-1"), "invalid value for '--limit'"),
+        (("bench", "x", "-n", "1"), "invalid value for '--max-tokens' / '-n'"),
+        (("run", "x", "-n", "two"), "invalid value for '--max-tokens' / '-n'"),
+        (("run", "--nonesuch"), "no such option: --nonesuch"),
+        (("run",), "missing argument 'FILE'"),
+        (("nonesuch",), "no such command 'nonesuch'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_2(arguments: tuple[str, ...], words: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    error, tip = result.stderr.splitlines()
+    assert error.startswith("ERROR ")
+    assert words in error
+    assert tip.startswith("TIP `")
+    assert tip.endswith("--help` describes the options")
+
+
+def test_no_arguments_show_the_help() -> None:
+    for arguments in ((), ("cache",)):
+        result = invoke(*arguments)
+        assert "Usage" in result.output
+        assert "ERROR" not in result.output
+
+
 def test_stdin_that_is_not_utf8_is_refused(session: Session) -> None:
     result = invoke("run", "x.ygg", "-p", "-", stdin=b"ab\xff")
     assert result.exit_code == 2

@@ -116,6 +116,16 @@ def test_refusal_on_the_command_line(tmp_path: Path) -> None:
     assert not output.exists()
 
 
+def test_wrong_arguments_are_one_line_and_a_tip() -> None:
+    for arguments in (("-t", "0"), ("--max-model-len", "0"), ("--calibration-tokens", "x")):
+        refused = run_yggc("build", *arguments)
+        assert refused.returncode == 2
+        error, tip = refused.stderr.splitlines()
+        assert error.startswith("ERROR invalid value for '")
+        assert arguments[0] in error
+        assert tip == "TIP `yggc build --help` describes the options"
+
+
 def test_help_imports_no_torch() -> None:
     script = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None;"
