@@ -186,7 +186,7 @@ def build(
     from yggc.preflight import preflight
 
     preflight(config)
-    with _disk_full_reported(), _interrupt_reported():
+    with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
         from yggc.pipeline import build as run_pipeline
 
         result = run_pipeline(config, reporter, stop_after=stop_after)
@@ -302,16 +302,23 @@ def _quiet_libraries(as_json: bool) -> None:
 
 
 @contextmanager
-def _disk_full_reported() -> Iterator[None]:
+def _disk_full_reported(folder: Path) -> Iterator[None]:
     from yggc.errors import StageError
+    from yggrt.bundle_writer import file_size_limit
 
     try:
         yield
     except OSError as error:
+        what = error.filename or "a stage output"
+        if error.errno == errno.EFBIG:
+            raise StageError(
+                f"{what} cannot grow: {file_size_limit(folder)}",
+                "raise the limit (`ulimit -f unlimited`) or choose another folder with --work-dir",
+            ) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise StageError(
-            f"no space left while writing {error.filename or 'a stage output'}",
+            f"no space left while writing {what}",
             "free some or choose other folders with -o and --work-dir, then run the same command "
             "again",
         ) from error

@@ -12,6 +12,7 @@ import fcntl
 import glob
 import hashlib
 import os
+import resource
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,7 +37,7 @@ _UNKNOWN_DIGEST = "0" * 64
 # Stands for an offset while the manifest's size is not known: as many digits as a file of a
 # petabyte needs.
 _WIDEST_OFFSET = 10**15
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class WeightSource(NamedTuple):
@@ -230,6 +231,11 @@ def _replacing(path: Path, num_bytes: int) -> Iterator[FileIO]:
             partial.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in _NO_SPACE:
                 raise _no_space(path, num_bytes, shutil.disk_usage(path.parent).free) from error
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                raise YggError(
+                    f"{path}: the bundle needs {num_bytes} bytes, {file_size_limit(path.parent)}",
+                    "raise the limit (`ulimit -f unlimited`) or write to another disk with -o",
+                ) from error
             raise
     _sync_directory(path.parent)
 
@@ -253,6 +259,14 @@ def _open_partial(path: Path, partial: Path, num_bytes: int) -> FileIO:
             f"{path}: cannot be written: {error.strerror or error}",
             "name another file or directory with -o",
         ) from error
+
+
+def file_size_limit(folder: Path) -> str:
+    """What keeps a file in `folder` from growing, in words: EFBIG does not say."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY:
+        return f"this process may write files of at most {limit} bytes (ulimit -f)"
+    return f"the file system of {folder.absolute()} holds no files of that size"
 
 
 def _no_space(path: Path, num_bytes: int, free: int) -> YggError:

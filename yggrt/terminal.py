@@ -20,6 +20,7 @@ from yggrt.core.errors import YggError
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 RED, YELLOW = "31;1", "33"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 # typer brings its own copy of click or uses the installed one, by its version.
@@ -83,7 +84,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             # Files that a command opens itself are reported where that is done.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+            if error.errno not in _FULL or error.filename:
                 raise
             report_error(
                 YggError(

@@ -107,6 +107,24 @@ def test_dry_run(llama_dir: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "m.ygg").exists()
 
 
+def test_file_size_limit_is_not_taken_for_a_full_disk(llama_dir: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    command = [sys.executable, "-m", "yggc", "build", "--gpu", "cpu", "--verifier", str(llama_dir)]
+    command += ["-o", str(tmp_path / "m.ygg"), "--work-dir", str(work), "--stop-after", "load"]
+    limited = ["sh", "-c", 'ulimit -f 2; exec "$@"', "sh", *command]
+    # A compiler of its own would meet the limit first.
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 13.2.0\n")
+    compiler.chmod(0o755)
+    env = {**os.environ, "CXX": str(compiler)}
+    done = subprocess.run(limited, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2, done.stderr
+    *_, error, tip = done.stderr.splitlines()
+    assert error.startswith("ERROR a stage output cannot grow: this process may write files of")
+    assert "ulimit -f unlimited" in tip
+    assert not list((work / "load").iterdir())
+
+
 def test_dry_run_of_a_wheel_fetches_nothing(tmp_path: Path) -> None:
     work = ("--work-dir", str(tmp_path / "work"))
     source = "pypi:tiny-model==1.0#tiny_model/tiny.gguf"
