@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from ygg_kernels.ops import load_library
 
@@ -30,6 +31,10 @@ GOLDEN_TOKENS = 24
 # Share of the largest logit by which compiled and eager glue may differ: rounding, never another
 # result.
 TOLERANCE = 1e-4
+# Where activations or caches are rounded, a last bit of glue can turn a code, which turns others
+# in later layers, until both sides carry rounding noise of their own: each as large as the
+# difference that rounding makes, measured on the same rows.
+ROUNDING_FACTOR = 3.0
 
 
 class Frozen(Record, frozen=True):
@@ -83,6 +88,31 @@ def _check_against_eager(
     """Largest difference of a logit, as a share of the largest; raises StageError above the
     tolerance.
     """
+    rows = min(len(prompt), bound.graphs.row_counts[-1])
+    chain = TokenTree(tuple(prompt[:rows]), tuple(range(-1, rows - 1)), (1.0,) * rows)
+    out = bound.graphs.verify(bound.graphs.new_cache(), chain, 0)
+    logits = _eager_logits(context, loaded, adapted, chain)
+    largest = float(logits.abs().max())
+    difference = float((logits - out.logits).abs().max()) / largest
+    tolerance = TOLERANCE
+    exact = msgspec.structs.replace(loaded, activations="float32", kv_dtype="float32")
+    if exact != loaded:
+        unrounded = _eager_logits(context, exact, adapted, chain)
+        noise = float((logits - unrounded).abs().max()) / largest
+        tolerance = max(TOLERANCE, ROUNDING_FACTOR * noise)
+    if not difference <= tolerance:
+        raise StageError(
+            f"compiled graphs and eager model differ by {difference:.1e} of the largest logit, "
+            f"wanted at most {tolerance:.0e}",
+            "this is a defect of the compiler; please report the model's config.json",
+        )
+    return difference
+
+
+def _eager_logits(
+    context: Context, loaded: Loaded, adapted: AdaptedModel, chain: TokenTree
+) -> torch.Tensor:
+    """Logits of `loaded` over the packed weights, nothing compiled but the operators."""
     library = context.library
     operators = load_library(library.path, library.namespace)
     eager = adapt_loaded(loaded, operators, adapted.model.max_depth)
@@ -91,19 +121,11 @@ def _check_against_eager(
     storage = map_file(path, path.stat().st_size)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parameter.data = view(storage, adapted.weights[weight_name(adapted.tied, name)])
-    rows = min(len(prompt), bound.graphs.row_counts[-1])
-    chain = TokenTree(tuple(prompt[:rows]), tuple(range(-1, rows - 1)), (1.0,) * rows)
-    out = bound.graphs.verify(bound.graphs.new_cache(), chain, 0)
+    rows = chain.num_nodes
     each = torch.arange(rows)
     inputs = (torch.tensor(chain.tokens), each, each, torch.tensor([0]))
     mask = torch.tril(torch.ones(rows, rows, dtype=torch.bool))
+    cache = KvCache(msgspec.structs.replace(adapted.model, kv_dtype=loaded.kv_dtype))
     with torch.no_grad():
-        _, logits, _, _ = module(*inputs, mask, *KvCache(adapted.model).tensors)
-    difference = float((logits - out.logits).abs().max() / logits.abs().max())
-    if not difference <= TOLERANCE:
-        raise StageError(
-            f"compiled graphs and eager model differ by {difference:.1e} of the largest logit, "
-            f"wanted at most {TOLERANCE:.0e}",
-            "this is a defect of the compiler; please report the model's config.json",
-        )
-    return difference
+        logits: torch.Tensor = module(*inputs, mask, *cache.tensors)[1]
+    return logits
