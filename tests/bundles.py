@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import torch
+from gguf_files import write_llama
 from tiny_tokenizers import CHATML, byte_level
 from transformers import (
     AutoConfig,
@@ -87,9 +89,29 @@ def tiny(graphs: str) -> Path:
     return yggc_build(CACHE / f"tiny-{graphs}.ygg", recipe)
 
 
+def tiny_gguf() -> Path:
+    """The tiny model as a Q4_1 file; it has no tokenizer."""
+    path = CACHE / "tiny-q4_1.gguf"
+    if not path.exists():
+        model = LlamaForCausalLM.from_pretrained(tiny_model())
+        write_llama(path, model, gguf.GGMLQuantizationType.Q4_1)
+    return path
+
+
+def tiny_quantised(name: str, verifier: Path, *flags: str) -> Path:
+    """A bundle of the tiny model with two verify graphs, for 1 and for 2 to 16 rows."""
+    recipe = CACHE / f"tiny-{name}.toml"
+    recipe.write_text(
+        f'name = "tiny-{name}"\nverifier = "{verifier}"\ngraphs = "dynamic"\n'
+        "buckets = [1, 16]\nprefill_rows = 16\nmax_model_len = 128\ncalibration_tokens = 4\n"
+        'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
+    )
+    return yggc_build(CACHE / f"tiny-{name}.ygg", recipe, *flags)
+
+
 def smol(dtype: str = "float32") -> Path:
     """SmolLM2-135M-Instruct from the recipe; few calibration tokens, since tests choose their
-    trees.
+    trees. Its 4-bit matrices are dequantised.
     """
     flags = ["--dtype", dtype, "--calibration-tokens", "8"]
     return yggc_build(CACHE / f"smollm2-{dtype}.ygg", RECIPE, *flags)
