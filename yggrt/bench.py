@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.schema import Manifest
 from yggrt.core.spec import format_tree_spec
+from yggrt.inspect import describe_verifier
 from yggrt.prompts import Prompt
 from yggrt.session import Completion, Session
 from yggrt.target import host_target
@@ -82,6 +83,7 @@ def bench_bundle(
     bandwidth = measure_read_bandwidth(num_threads)
     return {
         "bundle": manifest.name,
+        "verifier": describe_verifier(manifest),
         "plain": summary([one.plain for one in timed], weight_bytes, bandwidth),
         "tree": {
             "spec": format_tree_spec(session.tree),
@@ -190,8 +192,8 @@ def print_tables(report: dict[str, Any], console: Console) -> None:
         )
     host = report["host"]
     console.print(
-        f"{report['bundle']}, {report['tree']['spec']}\n{host['device']}, {host['num_threads']} "
-        f"threads, torch {host['torch']}, reads {host['read_bandwidth'] / 1e9:.1f} GB/s",
+        f"{report['bundle']}: {report['verifier']}; {report['tree']['spec']}\n{host['device']}, "
+        f"{host['num_threads']} threads, torch {host['torch']}, reads {host['read_bandwidth'] / 1e9:.1f} GB/s",
         markup=False,
         highlight=False,
     )

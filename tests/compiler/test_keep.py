@@ -181,6 +181,15 @@ def test_odd_sizes_stay_in_dtype_and_are_counted() -> None:
         choose_formats(odd, asked(quant="int8"), None)
 
 
+def test_rounding_twice_is_said(write_gguf: Callable[..., Path], work: WorkDir) -> None:
+    checkpoint = opened(write_gguf(quantization=gguf.GGMLQuantizationType.Q8_0), work)
+    formats, notes = choose_formats(
+        empty_model(checkpoint.config), asked(quant="int4"), checkpoint
+    )
+    assert formats["model.layers.0.mlp.up_proj.weight"] == "q4_1"
+    assert notes == ["quant: what the file rounded is rounded again; keep takes it as stored"]
+
+
 def test_footprint(llama: LlamaForCausalLM) -> None:
     """Bytes counted by hand."""
     config = asked(quant="int4", kv_dtype="int8")

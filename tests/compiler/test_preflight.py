@@ -107,6 +107,36 @@ def test_dry_run(llama_dir: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "m.ygg").exists()
 
 
+def test_dry_run_knows_quantised_bytes(llama_dir: Path, tmp_path: Path) -> None:
+    common = ("--gpu", "cpu", "--verifier", str(llama_dir), "-o", str(tmp_path / "m.ygg"))
+    common += ("--work-dir", str(tmp_path / "work"), "--json")
+    planned = {}
+    for flags in ((), ("--quant", "int8"), ("--quant", "int4", "--kv-dtype", "int8")):
+        result = plan(*common, *flags)
+        assert result.returncode == 0, result.stderr
+        planned[flags[1:2]] = json.loads(result.stdout)
+    sizes = [planned[key]["estimate"] for key in ((), ("int8",), ("int4",))]
+    weights = [size["weights_bytes"] for size in sizes]
+    assert 3.5 < weights[0] / weights[1] < 4
+    assert weights[1] > weights[2]
+    # 16 codes and a scale in place of 16 floats
+    assert sizes[0]["kv_bytes"] * 20 == sizes[2]["kv_bytes"] * 64
+    assert planned["int4",]["config"]["activations"] == "int8"
+    assert any("activations: auto is int8" in note for note in sizes[2]["notes"])
+
+
+def test_refusals_of_the_model_are_one_line_and_a_tip(llama_dir: Path, tmp_path: Path) -> None:
+    common = ("--gpu", "cpu", "--verifier", str(llama_dir), "-o", str(tmp_path / "m.ygg"))
+    for flags in (("--quant", "keep"), ("--activations", "int8"), ("--kv-dtype", "fp8")):
+        refused = plan(*common, "--work-dir", str(tmp_path / "work"), *flags)
+        assert refused.returncode == 2
+        error, tip = [
+            line for line in refused.stderr.splitlines() if line.startswith(("ERROR", "TIP"))
+        ]
+        assert error.startswith("ERROR ")
+        assert tip.startswith("TIP ")
+
+
 def test_file_size_limit_is_not_taken_for_a_full_disk(llama_dir: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     command = [sys.executable, "-m", "yggc", "build", "--gpu", "cpu", "--verifier", str(llama_dir)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from blocks import QUANTISED, random_blocks
 from gguf.quants import dequantize
+from ygg_kernels.formats import FORMATS as OPERATOR_FORMATS
 
 from yggc.errors import SourceError
 from yggc.models.blocks import block_bytes, ggml_type, pack_blocks, quantise, unpack_blocks
@@ -120,4 +121,11 @@ def test_formats_of_llama_cpp() -> None:
     for name in QUANTISED:
         assert FORMATS[name].group == gguf.GGML_QUANT_SIZES[ggml_type(name)][0]
     assert len({FORMATS[name].panel_bytes for name in QUANTISED}) == len(QUANTISED)
-    assert [form.code for form in FORMATS.values()] == list(range(10))
+
+
+def test_operators_and_compiler_have_one_table() -> None:
+    ours = [(one.name, one.group, one.panel_bytes) for one in FORMATS.values()]
+    theirs = [(one.name, one.group, one.block_bytes) for one in OPERATOR_FORMATS]
+    assert [one.code for one in FORMATS.values()] == list(range(len(theirs)))
+    assert ours[2:] == theirs[2:]
+    assert [name for name, _, _ in ours[:2]] == [name for name, _, _ in theirs[:2]]

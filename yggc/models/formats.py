@@ -46,6 +46,8 @@ def choose_formats(
         )
     left = [name for name in matrices if name not in formats]
     notes = []
+    if checkpoint is not None and checkpoint.stored_formats:
+        notes.append("quant: what the file rounded is rounded again; keep takes it as stored")
     if left:
         notes.append(
             f"quant: {len(left)} of {len(matrices)} matrices stay in {config.dtype}, since their "
