@@ -192,8 +192,9 @@ def print_tables(report: dict[str, Any], console: Console) -> None:
         )
     host = report["host"]
     console.print(
-        f"{report['bundle']}: {report['verifier']}; {report['tree']['spec']}\n{host['device']}, "
-        f"{host['num_threads']} threads, torch {host['torch']}, reads {host['read_bandwidth'] / 1e9:.1f} GB/s",
+        f"{report['bundle']}: {report['verifier']}\n{report['tree']['spec']}\n{host['device']}, "
+        f"{host['num_threads']} threads, torch {host['torch']}, reads "
+        f"{host['read_bandwidth'] / 1e9:.1f} GB/s",
         markup=False,
         highlight=False,
     )
