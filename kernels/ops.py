@@ -73,7 +73,9 @@ def _register_shapes(namespace: str) -> None:
         return weight.new_empty((*ids.shape, num_k), dtype=torch.float32)
 
     def tree_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
-        return q.new_empty((1, q.shape[2], q.shape[1], v_cache.shape[3]))
+        # An int8 row ends with the four bytes of its scale.
+        size = v_cache.shape[3] - (4 if v_cache.dtype == torch.uint8 else 0)
+        return q.new_empty((1, q.shape[2], q.shape[1], size))
 
     def kv_write(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
         return None

@@ -204,6 +204,22 @@ def embedding(ids: Tensor, weight: Tensor, size: int, format: int) -> Tensor:
     return decode_panels(weight, size, format)[ids].float()
 
 
+def decode_cache(cache: Tensor) -> Tensor:
+    """The values of a cache [1, H, S, D]; int8 rows are uint8 [1, H, S, D + 4], D codes and then
+    one float32 scale."""
+    if cache.dtype != torch.uint8:
+        return cache
+    scales = cache[..., -4:].contiguous().view(torch.float32)
+    return cache[..., :-4].contiguous().view(torch.int8) * scales
+
+
+def encode_int8(rows: Tensor) -> Tensor:
+    """Rows [..., D] float32 as int8 rows [..., D + 4]: scale max|row| / 127, halves to even."""
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    codes = torch.where(largest == 0.0, 0.0, rows * (127.0 / largest)).round().to(torch.int8)
+    return torch.cat([codes.view(torch.uint8), (largest / 127.0).view(torch.uint8)], dim=-1)
+
+
 def tree_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -217,6 +233,8 @@ def tree_attention(
 ) -> Tensor:
     """Attention of tree rows: q [1, Hq, V, Dk], caches [1, Hkv, S, D] -> [1, V, Hq, Dv].
 
+    Caches as in decode_cache: what they hold is widened to the dtype of q.
+
     Row r sees slots 0..length-1 and, of slots length..length+V-1, those that `tree_mask` [V, V]
     bool names. The sequence index of a key is its position: prefix first, then the ancestors in
     row order. With a window only positions above positions[r] - window are seen, and always the
@@ -226,8 +244,8 @@ def tree_attention(
     prefix = int(length)
     total = prefix + num_rows
     group = num_heads // k_cache.shape[1]
-    keys = k_cache[:, :, :total].repeat_interleave(group, dim=1)
-    values = v_cache[:, :, :total].repeat_interleave(group, dim=1)
+    keys = decode_cache(k_cache[:, :, :total]).to(q.dtype).repeat_interleave(group, dim=1)
+    values = decode_cache(v_cache[:, :, :total]).to(q.dtype).repeat_interleave(group, dim=1)
     scores = (q @ keys.transpose(2, 3)) * scale
     if softcap != 0.0:
         scores = torch.tanh(scores / softcap) * softcap
@@ -241,8 +259,8 @@ def tree_attention(
 
 
 def kv_write(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
-    """cache[0, h, slots[v]] = rows[0, h, v], in place."""
-    cache[:, :, slots] = rows
+    """cache[0, h, slots[v]] = rows[0, h, v] in the cache's type, in place."""
+    cache[:, :, slots] = encode_int8(rows) if cache.dtype == torch.uint8 else rows.to(cache.dtype)
 
 
 def kv_commit(caches: Sequence[Tensor], sources: Tensor, targets: Tensor) -> None:

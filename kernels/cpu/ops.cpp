@@ -171,22 +171,44 @@ Tensor embedding(const Tensor& ids, const Tensor& weight, int64_t size, int64_t 
   return output;
 }
 
+// A cache [1, heads, slots, D] of float32 or bfloat16, or of uint8 with D + 4 bytes a row.
+ygg::KvCache check_cache(const Tensor& t, const char* name) {
+  TORCH_CHECK(t.device().is_cpu() &&
+                  (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16 ||
+                   t.scalar_type() == at::kByte),
+              name, ": expected float32, bfloat16 or uint8 (int8 rows) on the CPU, got ",
+              t.scalar_type(), " on ", t.device());
+  check_dense(t, name, 4);
+  TORCH_CHECK(t.size(0) == 1, name, ": expected [1, heads, slots, size], got ", t.sizes());
+  const char* data = static_cast<const char*>(t.const_data_ptr());
+  if (t.scalar_type() == at::kFloat) {
+    return {data, ygg::KvType::kFloat32, t.size(2), t.size(3)};
+  }
+  if (t.scalar_type() == at::kBFloat16) {
+    return {data, ygg::KvType::kBfloat16, t.size(2), t.size(3)};
+  }
+  TORCH_CHECK(t.size(3) > 4 && t.size(3) % 4 == 0, name,
+              ": expected uint8 rows of D codes and 4 bytes of scale, D a multiple of 4, got ",
+              t.size(3), " bytes");
+  return {data, ygg::KvType::kInt8, t.size(2), t.size(3) - 4};
+}
+
 Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                       const Tensor& length, const Tensor& positions, const Tensor& tree_mask,
                       double scale, int64_t window, double softcap) {
   check_float(q, "tree_attention: q");
-  check_float(k_cache, "tree_attention: k_cache");
-  check_float(v_cache, "tree_attention: v_cache");
-  check_dense(k_cache, "tree_attention: k_cache", 4);
-  check_dense(v_cache, "tree_attention: v_cache", 4);
+  const ygg::KvCache keys = check_cache(k_cache, "tree_attention: k_cache");
+  const ygg::KvCache values = check_cache(v_cache, "tree_attention: v_cache");
+  TORCH_CHECK(k_cache.scalar_type() == v_cache.scalar_type(), "tree_attention: k_cache is ",
+              k_cache.scalar_type(), ", v_cache is ", v_cache.scalar_type(), ": expected the same");
   TORCH_CHECK(q.dim() == 4 && q.size(0) == 1 && (q.stride(3) == 1 || q.size(3) == 1),
               "tree_attention: q: expected [1, heads, rows, size] with a dense last dimension, "
               "got sizes ",
               q.sizes(), " strides ", q.strides());
-  TORCH_CHECK(k_cache.size(0) == 1 && v_cache.size(0) == 1 && k_cache.size(3) == q.size(3) &&
-                  k_cache.size(1) == v_cache.size(1) && k_cache.size(2) == v_cache.size(2),
+  TORCH_CHECK(keys.size == q.size(3) && k_cache.size(1) == v_cache.size(1) &&
+                  k_cache.size(2) == v_cache.size(2),
               "tree_attention: caches do not fit q: q ", q.sizes(), ", k_cache ", k_cache.sizes(),
-              ", v_cache ", v_cache.sizes());
+              ", v_cache ", v_cache.sizes(), " of ", k_cache.scalar_type());
   const int64_t num_heads = q.size(1);
   const int64_t num_rows = q.size(2);
   const int64_t num_kv_heads = k_cache.size(1);
@@ -210,61 +232,63 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
   TORCH_CHECK(prefix >= 0 && prefix + num_rows <= k_cache.size(2), "tree_attention: length ",
               prefix, " and ", num_rows, " rows do not fit ", k_cache.size(2), " slots");
 
-  std::vector<int64_t> ancestors;
-  std::vector<int64_t> first_ancestor{0};
-  const bool* mask = tree_mask.const_data_ptr<bool>();
-  for (int64_t r = 0; r < num_rows; ++r) {
-    for (int64_t j = 0; j < num_rows; ++j) {
-      if (mask[r * num_rows + j]) ancestors.push_back(j);
-    }
-    first_ancestor.push_back(static_cast<int64_t>(ancestors.size()));
-  }
-
-  Tensor output = at::empty({1, num_rows, num_heads, v_cache.size(3)}, q.options());
+  Tensor output = at::empty({1, num_rows, num_heads, values.size}, q.options());
   if (output.numel() == 0) return output;
+  const bool* mask = tree_mask.const_data_ptr<bool>();
+  const auto integers = at::TensorOptions(at::kLong);
+  const Tensor first = at::empty({2 * num_rows + 1}, integers);
+  int64_t* runs = first.mutable_data_ptr<int64_t>();
+  int64_t* first_ancestor = runs + num_rows;
+  const Tensor others =
+      at::empty({ygg::read_runs(mask, num_rows, runs, first_ancestor)}, integers);
+  ygg::read_ancestors(mask, num_rows, runs, others.mutable_data_ptr<int64_t>());
+
   const ygg::TreeAttention a{q.const_data_ptr<float>(),
                              q.stride(1),
                              q.stride(2),
-                             k_cache.const_data_ptr<float>(),
-                             v_cache.const_data_ptr<float>(),
+                             keys,
+                             values,
                              output.mutable_data_ptr<float>(),
                              num_heads,
                              num_kv_heads,
                              num_rows,
-                             k_cache.size(2),
-                             q.size(3),
-                             v_cache.size(3),
                              prefix,
                              positions.const_data_ptr<int64_t>(),
-                             ancestors.data(),
-                             first_ancestor.data(),
+                             runs,
+                             first_ancestor,
+                             others.const_data_ptr<int64_t>(),
                              static_cast<float>(scale),
                              window,
                              static_cast<float>(softcap)};
   const int num_threads = at::get_num_threads();
-  const int64_t per_thread = ygg::attention_scratch_floats(a);
-  const Tensor memory = scratch(num_threads * per_thread);
-  float* data = memory.mutable_data_ptr<float>();
+  const ygg::AttentionPlan plan(a, num_threads);
+  const int64_t per_thread = ygg::AttentionScratch::num_floats(a);
+  const int64_t partials_floats = ygg::partials_floats(a, plan);
+  const Tensor memory = scratch(partials_floats + num_threads * per_thread);
+  float* partials = memory.mutable_data_ptr<float>();
 #pragma omp parallel num_threads(num_threads)
   {
-    const int part = omp_get_thread_num();
-    ygg::tree_attention_part(a, data + part * per_thread, part, omp_get_num_threads());
+    ygg::AttentionWorker worker(a, plan, partials,
+                                partials + partials_floats + omp_get_thread_num() * per_thread);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < plan.num_tasks(); ++task) worker.run_task(task);
+#pragma omp for schedule(static) nowait
+    for (int64_t block = 0; block < plan.num_merges(); ++block) worker.run_merge(block);
   }
   return output;
 }
 
 void kv_write(const Tensor& cache, const Tensor& rows, const Tensor& slots) {
-  check_float(cache, "kv_write: cache");
-  check_dense(cache, "kv_write: cache", 4);
+  const ygg::KvCache target = check_cache(cache, "kv_write: cache");
   check_float(rows, "kv_write: rows");
   check_index(slots, "kv_write: slots");
-  TORCH_CHECK(cache.size(0) == 1 && rows.dim() == 4 && rows.size(0) == 1 &&
-                  rows.size(1) == cache.size(1) && rows.size(2) == slots.numel() &&
-                  rows.size(3) == cache.size(3) && (rows.stride(3) == 1 || rows.size(3) == 1),
+  TORCH_CHECK(rows.dim() == 4 && rows.size(0) == 1 && rows.size(1) == cache.size(1) &&
+                  rows.size(2) == slots.numel() && rows.size(3) == target.size &&
+                  (rows.stride(3) == 1 || rows.size(3) == 1),
               "kv_write: rows ", rows.sizes(), " strides ", rows.strides(), " do not fit cache ",
-              cache.sizes(), " and ", slots.numel(), " slots");
+              cache.sizes(), " of ", cache.scalar_type(), " and ", slots.numel(), " slots");
   check_range(slots, "kv_write: slots", cache.size(2));
-  ygg::write_rows(cache.mutable_data_ptr<float>(), cache.size(1), cache.size(2), cache.size(3),
+  ygg::write_rows(static_cast<char*>(cache.mutable_data_ptr()), target, cache.size(1),
                   rows.const_data_ptr<float>(), rows.stride(1), rows.stride(2),
                   slots.const_data_ptr<int64_t>(), slots.numel());
 }
@@ -276,19 +300,16 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
               " sources and ", targets.numel(), " targets");
   int64_t largest = 0;
   for (const Tensor& cache : caches) {
-    check_float(cache, "kv_commit: cache");
-    check_dense(cache, "kv_commit: cache", 4);
-    TORCH_CHECK(cache.size(0) == 1, "kv_commit: cache: expected [1, heads, slots, size], got ",
-                cache.sizes());
+    largest = std::max(largest, check_cache(cache, "kv_commit: cache").row_bytes());
     check_range(sources, "kv_commit: sources", cache.size(2));
     check_range(targets, "kv_commit: targets", cache.size(2));
-    largest = std::max(largest, cache.size(3));
   }
-  std::vector<float> buffer(static_cast<size_t>(sources.numel() * largest));
+  const Tensor buffer = at::empty({sources.numel() * largest}, at::TensorOptions(at::kByte));
   for (const Tensor& cache : caches) {
-    ygg::move_rows(cache.mutable_data_ptr<float>(), cache.size(1), cache.size(2), cache.size(3),
-                   sources.const_data_ptr<int64_t>(), targets.const_data_ptr<int64_t>(),
-                   sources.numel(), buffer.data());
+    ygg::move_rows(static_cast<char*>(cache.mutable_data_ptr()), cache.size(1), cache.size(2),
+                   cache.size(3) * cache.element_size(), sources.const_data_ptr<int64_t>(),
+                   targets.const_data_ptr<int64_t>(), sources.numel(),
+                   static_cast<char*>(buffer.mutable_data_ptr()));
   }
 }
 

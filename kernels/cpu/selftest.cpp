@@ -128,76 +128,115 @@ void check_linear(std::int64_t num_rows, std::int64_t num_k,
 struct AttentionCase {
   std::int64_t num_heads, num_kv_heads, num_rows, length, key_size, value_size, window;
   float softcap;
+  ygg::KvType type = ygg::KvType::kFloat32;
+  bool chain = false;
+};
+
+// Rows [heads * slots][size] as a cache of `type` and what it holds then.
+struct Stored {
+  std::vector<char> bytes;
+  std::vector<float> values;
+  ygg::KvCache cache;
+
+  Stored(const std::vector<float>& rows, std::int64_t num_heads, std::int64_t num_slots,
+         std::int64_t size, ygg::KvType type)
+      : cache{nullptr, type, num_slots, size} {
+    bytes.resize(static_cast<std::size_t>(num_heads * num_slots * cache.row_bytes()));
+    cache.data = bytes.data();
+    std::vector<std::int64_t> slots;
+    for (std::int64_t s = 0; s < num_slots; ++s) slots.push_back(s);
+    ygg::write_rows(bytes.data(), cache, num_heads, rows.data(), num_slots * size, size,
+                    slots.data(), num_slots);
+    for (std::int64_t r = 0; r < num_heads * num_slots; ++r) {
+      const char* row = bytes.data() + r * cache.row_bytes();
+      float scale = 0.0f;
+      if (type == ygg::KvType::kInt8) std::memcpy(&scale, row + size, sizeof(scale));
+      for (std::int64_t d = 0; d < size; ++d) {
+        float value = 0.0f;
+        if (type == ygg::KvType::kFloat32) std::memcpy(&value, row + 4 * d, sizeof(value));
+        if (type == ygg::KvType::kBfloat16) {
+          std::memcpy(reinterpret_cast<char*>(&value) + 2, row + 2 * d, 2);
+        }
+        if (type == ygg::KvType::kInt8) value = scale * static_cast<signed char>(row[d]);
+        values.push_back(value);
+        const float error = std::fabs(value - rows[static_cast<std::size_t>(r * size + d)]);
+        const float bound = type == ygg::KvType::kInt8 ? 0.5001f * scale : std::fabs(value) / 256;
+        expect(error <= bound, "write_rows: rounding", r, d, size);
+      }
+    }
+  }
 };
 
 std::vector<float> run_attention(const AttentionCase& c, const std::vector<float>& q,
-                                 const std::vector<float>& keys, const std::vector<float>& values,
-                                 std::int64_t num_slots,
+                                 const ygg::KvCache& keys, const ygg::KvCache& values,
                                  const std::vector<std::vector<std::int64_t>>& paths) {
-  std::vector<std::int64_t> ancestors;
-  std::vector<std::int64_t> first{0};
+  // Not vector<bool>: the operator reads bytes.
+  std::vector<unsigned char> mask(c.num_rows * c.num_rows, 0);
   std::vector<std::int64_t> positions;
-  for (const auto& path : paths) {
-    ancestors.insert(ancestors.end(), path.begin(), path.end());
-    first.push_back(static_cast<std::int64_t>(ancestors.size()));
-    positions.push_back(c.length + static_cast<std::int64_t>(path.size()) - 1);
+  for (std::size_t r = 0; r < paths.size(); ++r) {
+    for (std::int64_t j : paths[r]) mask[r * c.num_rows + j] = 1;
+    positions.push_back(c.length + static_cast<std::int64_t>(paths[r].size()) - 1);
   }
+  const bool* visible = reinterpret_cast<const bool*>(mask.data());
+  std::vector<std::int64_t> runs(c.num_rows);
+  std::vector<std::int64_t> first(c.num_rows + 1);
+  std::vector<std::int64_t> ancestors(
+      ygg::read_runs(visible, c.num_rows, runs.data(), first.data()));
+  ygg::read_ancestors(visible, c.num_rows, runs.data(), ancestors.data());
   std::vector<float> out(c.num_rows * c.num_heads * c.value_size, NAN);
-  const ygg::TreeAttention a{q.data(),
-                             c.num_rows * c.key_size,
-                             c.key_size,
-                             keys.data(),
-                             values.data(),
-                             out.data(),
-                             c.num_heads,
-                             c.num_kv_heads,
-                             c.num_rows,
-                             num_slots,
-                             c.key_size,
-                             c.value_size,
-                             c.length,
-                             positions.data(),
-                             ancestors.data(),
-                             first.data(),
-                             0.2f,
-                             c.window,
+  const ygg::TreeAttention a{q.data(),     c.num_rows * c.key_size,
+                             c.key_size,   keys,
+                             values,       out.data(),
+                             c.num_heads,  c.num_kv_heads,
+                             c.num_rows,   c.length,
+                             positions.data(), runs.data(),
+                             first.data(), ancestors.data(),
+                             0.2f,         c.window,
                              c.softcap};
-  const std::int64_t per_thread = ygg::attention_scratch_floats(a);
+  const ygg::AttentionPlan plan(a, num_threads);
+  std::vector<float> partials(ygg::partials_floats(a, plan));
+  const std::int64_t per_thread = ygg::AttentionScratch::num_floats(a);
   std::vector<float> memory(num_threads * per_thread);
 #pragma omp parallel num_threads(num_threads)
   {
-    const int part = omp_get_thread_num();
-    ygg::tree_attention_part(a, memory.data() + part * per_thread, part, omp_get_num_threads());
+    ygg::AttentionWorker worker(a, plan, partials.data(),
+                                memory.data() + omp_get_thread_num() * per_thread);
+#pragma omp for schedule(dynamic, 1)
+    for (std::int64_t task = 0; task < plan.num_tasks(); ++task) worker.run_task(task);
+#pragma omp for
+    for (std::int64_t block = 0; block < plan.num_merges(); ++block) worker.run_merge(block);
   }
   return out;
 }
 
-// A random tree against plain loops, and every row decoded alone over the same keys.
+// A random tree or a chain against plain loops, and every row decoded alone over the same keys.
 void check_attention(const AttentionCase& c) {
   const std::int64_t num_slots = c.length + c.num_rows;
   const std::vector<float> q = random_floats(c.num_heads * c.num_rows * c.key_size);
-  const std::vector<float> keys = random_floats(c.num_kv_heads * num_slots * c.key_size);
-  const std::vector<float> values = random_floats(c.num_kv_heads * num_slots * c.value_size);
+  const Stored keys(random_floats(c.num_kv_heads * num_slots * c.key_size), c.num_kv_heads,
+                    num_slots, c.key_size, c.type);
+  const Stored values(random_floats(c.num_kv_heads * num_slots * c.value_size), c.num_kv_heads,
+                      num_slots, c.value_size, c.type);
   std::vector<std::vector<std::int64_t>> paths{{0}};
   for (std::int64_t r = 1; r < c.num_rows; ++r) {
-    paths.push_back(paths[generator() % paths.size()]);
+    paths.push_back(c.chain ? paths.back() : paths[generator() % paths.size()]);
     paths.back().push_back(r);
   }
-  const std::vector<float> out = run_attention(c, q, keys, values, num_slots, paths);
+  const std::vector<float> out = run_attention(c, q, keys.cache, values.cache, paths);
   for (std::int64_t r = 0; r < c.num_rows; ++r) {
     std::vector<std::int64_t> slots;
     for (std::int64_t s = 0; s < c.length; ++s) slots.push_back(s);
     for (std::int64_t j : paths[r]) slots.push_back(c.length + j);
     const std::int64_t count = static_cast<std::int64_t>(slots.size());
-    std::vector<float> own_keys;
-    std::vector<float> own_values;
+    std::vector<char> own_keys;
+    std::vector<char> own_values;
     std::vector<float> own_q;
     for (std::int64_t h = 0; h < c.num_kv_heads; ++h) {
       for (std::int64_t slot : slots) {
-        const float* key = keys.data() + (h * num_slots + slot) * c.key_size;
-        const float* value = values.data() + (h * num_slots + slot) * c.value_size;
-        own_keys.insert(own_keys.end(), key, key + c.key_size);
-        own_values.insert(own_values.end(), value, value + c.value_size);
+        const char* key = keys.cache.row(h, slot);
+        const char* value = values.cache.row(h, slot);
+        own_keys.insert(own_keys.end(), key, key + keys.cache.row_bytes());
+        own_values.insert(own_values.end(), value, value + values.cache.row_bytes());
       }
     }
     for (std::int64_t h = 0; h < c.num_heads; ++h) {
@@ -208,7 +247,8 @@ void check_attention(const AttentionCase& c) {
     one.num_rows = 1;
     one.length = count - 1;
     const std::vector<float> alone =
-        run_attention(one, own_q, own_keys, own_values, count, {{0}});
+        run_attention(one, own_q, {own_keys.data(), c.type, count, c.key_size},
+                      {own_values.data(), c.type, count, c.value_size}, {{0}});
     expect(std::memcmp(alone.data(), out.data() + r * c.num_heads * c.value_size,
                        sizeof(float) * alone.size()) == 0,
            "attention: one row alone", c.num_rows, c.length, r);
@@ -222,7 +262,7 @@ void check_attention(const AttentionCase& c) {
         double score = 0.0;
         for (std::int64_t d = 0; d < c.key_size; ++d) {
           score += static_cast<double>(own_q[h * c.key_size + d]) *
-                   own_keys[(kv * count + i) * c.key_size + d];
+                   keys.values[(kv * num_slots + slots[i]) * c.key_size + d];
         }
         score *= 0.2;
         if (c.softcap != 0.0f) score = c.softcap * std::tanh(score / c.softcap);
@@ -232,7 +272,8 @@ void check_attention(const AttentionCase& c) {
       for (std::int64_t d = 0; d < c.value_size; ++d) {
         double sum = 0.0;
         for (std::int64_t i = start; i < count; ++i) {
-          sum += weights[i - start] / total * own_values[(kv * count + i) * c.value_size + d];
+          sum += weights[i - start] / total *
+                 values.values[(kv * num_slots + slots[i]) * c.value_size + d];
         }
         expect(std::fabs(sum - alone[h * c.value_size + d]) <= 2e-5, "attention", c.num_rows,
                c.length, d);
@@ -259,9 +300,9 @@ void check_moves() {
   const std::vector<float> cache = random_floats(heads * slots * size);
   const std::vector<std::int64_t> sources{4, 5, 7, 10}, targets{5, 6, 4, 7};
   std::vector<float> moved = cache;
-  std::vector<float> buffer(sources.size() * size);
-  ygg::move_rows(moved.data(), heads, slots, size, sources.data(), targets.data(), 4,
-                 buffer.data());
+  std::vector<char> buffer(sources.size() * size * sizeof(float));
+  ygg::move_rows(reinterpret_cast<char*>(moved.data()), heads, slots, size * sizeof(float),
+                 sources.data(), targets.data(), 4, buffer.data());
   for (std::int64_t h = 0; h < heads; ++h) {
     for (std::int64_t s = 0; s < slots; ++s) {
       std::int64_t from = s;
@@ -271,11 +312,19 @@ void check_moves() {
              "move_rows", h, s, from);
     }
   }
-  const std::vector<float> rows = random_floats(heads * 2 * size);
-  const std::vector<std::int64_t> places{10, 0};
-  ygg::write_rows(moved.data(), heads, slots, size, rows.data(), 2 * size, size, places.data(), 2);
-  expect(std::memcmp(&moved[10 * size], rows.data(), sizeof(float) * size) == 0, "write_rows", 0,
-         0, 0);
+  // Rows that no scale fits: zeros, an infinity, values whose inverse overflows.
+  std::vector<char> codes(4 * 8);
+  const ygg::KvCache one{codes.data(), ygg::KvType::kInt8, 4, 4};
+  const std::vector<float> rows{0.0f, 0.0f, 0.0f, 0.0f, 1.0f, INFINITY, 1.0f, 1.0f,
+                                1e-39f, 0.0f, -1e-39f, 0.0f, NAN, 1.0f, 1.0f, 1.0f};
+  const std::vector<std::int64_t> places{0, 1, 2, 3};
+  ygg::write_rows(codes.data(), one, 1, rows.data(), 16, 4, places.data(), 4);
+  std::vector<float> wide(16);
+  ygg::widen_rows(one, 0, 0, 4, wide.data());
+  for (int i = 0; i < 16; ++i) {
+    const bool lost = i / 4 % 2 == 1;
+    expect(lost ? std::isnan(wide[i]) : wide[i] == 0.0f, "int8 rows without a scale", i, 0, 0);
+  }
 }
 
 }  // namespace
@@ -295,6 +344,16 @@ int main(int argc, char** argv) {
       {4, 4, 65, 3, 32, 40, 0, 0.0f},    {8, 2, 7, 300, 80, 72, 50, 0.0f},
       {6, 1, 33, 62, 256, 128, 0, 5.0f}, {2, 1, 21, 130, 13, 7, 1, 3.0f},
       {8, 1, 20, 0, 96, 256, 9, 0.0f},   {1, 1, 64, 64, 8, 8, 64, 0.0f},
+      {9, 3, 8, 509, 64, 64, 0, 0.0f},   {3, 1, 21, 250, 16, 20, 0, 0.0f},
+      {2, 1, 5, 700, 8, 24, 300, 0.0f},  {14, 2, 50, 251, 32, 32, 0, 0.0f},
+      {9, 3, 70, 490, 16, 16, 0, 0.0f, ygg::KvType::kFloat32, true},
+      {9, 3, 40, 240, 16, 16, 33, 0.0f, ygg::KvType::kFloat32, true},
+      {9, 3, 9, 254, 64, 64, 0, 0.0f, ygg::KvType::kBfloat16},
+      {4, 2, 33, 600, 13, 7, 0, 0.0f, ygg::KvType::kBfloat16},
+      {4, 2, 20, 255, 16, 8, 9, 0.0f, ygg::KvType::kBfloat16, true},
+      {9, 3, 9, 254, 64, 64, 0, 0.0f, ygg::KvType::kInt8},
+      {4, 2, 33, 600, 12, 20, 0, 4.0f, ygg::KvType::kInt8},
+      {4, 2, 20, 255, 16, 8, 9, 0.0f, ygg::KvType::kInt8, true},
   };
   for (const AttentionCase& c : cases) check_attention(c);
   std::printf("%d failures with %d threads, %d lanes\n", num_failures, num_threads, ygg::kLanes);

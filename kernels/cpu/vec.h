@@ -43,12 +43,6 @@ inline void transpose_square(const float* in, std::int64_t in_stride, float* out
   }
 }
 
-inline float add_halves(__m256 a) {
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
 inline float largest_lane(__m256 a) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -98,13 +92,21 @@ inline vec add_exponent(vec a, vec shifted) {
       _mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
 }
 
+// Two floats over and over.
+inline vec broadcast_pair(const float* p) {
+  double pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
+// Of every four lanes: a0 + a1, a2 + a3, b0 + b1, b2 + b3.
+inline vec add_neighbours(vec a, vec b) {
+  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+}
+// Of every four lanes the upper two and the lower two change places.
+inline vec swap_pairs(vec a) { return _mm512_shuffle_ps(a, a, 0x4E); }
+
 inline float largest_lane(vec a) {
   return largest_lane(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
-}
-// Sum of 16 floats: upper half onto lower half, down to one; the same tree on every machine.
-inline float add_sixteen(const vec* a) {
-  return add_halves(
-      _mm256_add_ps(_mm512_castps512_ps256(a[0]), _mm512_extractf32x8_ps(a[0], 1)));
 }
 
 using ivec = __m512i;
@@ -206,7 +208,15 @@ inline vec add_exponent(vec a, vec shifted) {
       _mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
 
-inline float add_sixteen(const vec* a) { return add_halves(_mm256_add_ps(a[0], a[1])); }
+inline vec broadcast_pair(const float* p) {
+  double pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return _mm256_castpd_ps(_mm256_set1_pd(pair));
+}
+inline vec add_neighbours(vec a, vec b) {
+  return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+}
+inline vec swap_pairs(vec a) { return _mm256_shuffle_ps(a, a, 0x4E); }
 
 using ivec = __m256i;
 
@@ -302,12 +312,14 @@ inline vec add_exponent(vec a, vec shifted) {
                                          vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
 }
 
-inline float largest_lane(vec a) { return vmaxvq_f32(a); }
-inline float add_sixteen(const vec* a) {
-  const vec four = vaddq_f32(vaddq_f32(a[0], a[2]), vaddq_f32(a[1], a[3]));
-  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
-  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+inline vec broadcast_pair(const float* p) {
+  const float32x2_t pair = vld1_f32(p);
+  return vcombine_f32(pair, pair);
 }
+inline vec add_neighbours(vec a, vec b) { return vaddq_f32(vuzp1q_f32(a, b), vuzp2q_f32(a, b)); }
+inline vec swap_pairs(vec a) { return vextq_f32(a, a, 2); }
+
+inline float largest_lane(vec a) { return vmaxvq_f32(a); }
 
 using ivec = int32x4_t;
 

@@ -38,6 +38,24 @@ CASES = (
     Case(2, 1, 64, 130, 40, 256, tree="star"),
     Case(3, 3, 5, 64, 13, 7, window=9, tree="self"),
     Case(8, 4, 17, 255, 128, 128, window=100),
+    # Splits of 256 keys: ends before, at and behind one, ancestors across one, windows that begin
+    # behind one, and more splits than tasks for the threads.
+    Case(9, 3, 1, 255, 64, 64),
+    Case(9, 3, 8, 256, 64, 64),
+    Case(9, 3, 12, 508, 64, 64),
+    Case(6, 2, 40, 490, 32, 48, tree="chain"),
+    Case(9, 3, 30, 500, 64, 64, window=200),
+    Case(4, 1, 9, 1030, 40, 24, window=300, tree="chain"),
+    Case(14, 2, 5, 1279, 64, 64, softcap=20.0),
+    Case(2, 2, 300, 100, 32, 32, tree="chain"),
+)
+CACHES = ("bfloat16", "int8")
+CACHE_CASES = (
+    Case(9, 3, 1, 130, 64, 64),
+    Case(9, 3, 12, 508, 64, 64),
+    Case(8, 2, 40, 240, 80, 72, window=90, tree="chain"),
+    Case(6, 1, 20, 270, 256, 128, softcap=5.0),
+    Case(3, 3, 7, 20, 36, 12),
 )
 
 
@@ -71,6 +89,17 @@ def make_inputs(case: Case) -> tuple[Tensor, ...]:
     return q, k_cache, v_cache, torch.tensor([case.length]), positions, mask
 
 
+def store(ops: Operators, rows: Tensor, kind: str) -> Tensor:
+    """A cache of `kind` that holds `rows` [1, H, S, D]; unused slots hold NaN there too."""
+    _, num_heads, num_slots, size = rows.shape
+    if kind == "int8":
+        cache = torch.zeros(1, num_heads, num_slots, size + 4, dtype=torch.uint8)
+    else:
+        cache = torch.zeros(1, num_heads, num_slots, size, dtype=getattr(torch, kind))
+    ops.kv_write(cache, rows, torch.arange(num_slots))
+    return cache
+
+
 def attend(ops: Operators, case: Case, *inputs: Tensor) -> Tensor:
     return ops.tree_attention(*inputs, case.key_size**-0.5, case.window, case.softcap)
 
@@ -90,10 +119,8 @@ def test_values(ops: Operators, case: Case) -> None:
     assert (output - exact).abs().max() <= bound
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_row_invariance(ops: Operators, case: Case) -> None:
+def check_rows_alone(ops: Operators, case: Case, *inputs: Tensor) -> None:
     """Every row has the bits of a single row over a cache that holds the same keys in order."""
-    inputs = make_inputs(case)
     q, k_cache, v_cache, length, positions, _ = inputs
     output = attend(ops, case, *inputs)
     for row, path in enumerate(ancestor_lists(case)):
@@ -112,16 +139,62 @@ def test_row_invariance(ops: Operators, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_row_invariance(ops: Operators, case: Case) -> None:
+    check_rows_alone(ops, case, *make_inputs(case))
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("case", CACHE_CASES)
+def test_cache_types(
+    ops: Operators, avx_pair: tuple[Operators, Operators], case: Case, kind: str
+) -> None:
+    """What the cache holds, widened: values against float64, bits of a float32 cache of the same
+    values, rows alone, threads and instruction sets."""
+    q, keys, values, *rest = make_inputs(case)
+    caches = [store(ops, rows, kind) for rows in (keys, values)]
+    wide = [reference.decode_cache(cache).float() for cache in caches]
+    output = attend(ops, case, q, *caches, *rest)
+    assert torch.equal(output, attend(ops, case, q, *wide, *rest))
+    parameters = (case.key_size**-0.5, case.window, case.softcap)
+    exact = reference.tree_attention(q.double(), *caches, *rest, *parameters)
+    plain = reference.tree_attention(q, *caches, *rest, *parameters)
+    bound = 2 * (plain - exact).abs().max() + 4 * 2**-24 * exact.abs().max()
+    assert (output - exact).abs().max() <= bound
+    check_rows_alone(ops, case, q, *caches, *rest)
+    for num_threads in (1, 8):
+        torch.set_num_threads(num_threads)
+        for operators in (ops, *avx_pair):
+            assert torch.equal(attend(operators, case, q, *caches, *rest), output)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_threads_and_instruction_sets(
     ops: Operators, avx_pair: tuple[Operators, Operators], case: Case
 ) -> None:
     inputs = make_inputs(case)
     torch.set_num_threads(1)
     wanted = attend(ops, case, *inputs)
-    for num_threads in (1, 2, 5):
+    for num_threads in (1, 2, 8):
         torch.set_num_threads(num_threads)
         for operators in (ops, *avx_pair):
             assert torch.equal(attend(operators, case, *inputs), wanted)
+
+
+@pytest.mark.parametrize("length", [0, 191, 254, 255, 256, 257, 511, 1000])
+def test_row_counts(ops: Operators, length: int) -> None:
+    """A chain of 64 rows, the same in pieces of 1, 3, 8 and 20 rows."""
+    case = Case(9, 3, 64, length, 64, 64, tree="chain")
+    inputs = make_inputs(case)
+    q, k_cache, v_cache, _, positions, mask = inputs
+    whole = attend(ops, case, *inputs)
+    for piece in (1, 3, 8, 20):
+        for begin in range(0, case.num_rows, piece):
+            rows = slice(begin, min(begin + piece, case.num_rows))
+            part = attend(
+                ops, case, q[:, :, rows], k_cache, v_cache, torch.tensor([length + begin]),
+                positions[rows], mask[rows, rows].contiguous(),
+            )  # fmt: skip
+            assert torch.equal(part, whole[:, rows])
 
 
 def test_padded_rows_change_nothing(ops: Operators) -> None:
@@ -167,3 +240,14 @@ def test_refuses(ops: Operators) -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             attend(ops, case, *inputs)
+    short = torch.zeros(1, 2, 16, 18, dtype=torch.uint8)
+    codes = torch.zeros(1, 2, 16, 20, dtype=torch.uint8)
+    for caches, message in (
+        ((k.double(), v), "k_cache: expected float32, bfloat16 or uint8 .* got Double"),
+        ((k, v.int()), "v_cache: expected float32, bfloat16 or uint8 .* got Int"),
+        ((k, v.bfloat16()), "k_cache is Float, v_cache is BFloat16"),
+        ((short, short), "k_cache: .* D a multiple of 4, got 18 bytes"),
+        ((codes[..., :16].contiguous(), codes), "caches do not fit q"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            attend(ops, case, q, *caches, length, positions, mask)
