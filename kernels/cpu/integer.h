@@ -36,24 +36,17 @@ inline std::int64_t quantized_words(std::int64_t num_rows, std::int64_t num_k) {
   return num_rows * (num_k / kPieceK) * kGroupWords;
 }
 
-inline float largest_of(const float* x, int count) {
-  float largest = 0.0f;
-  for (int i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[i]));
-  return largest;
-}
-
 // Group `x` [32] of row `row` of a block of `num_rows` rows.
 inline void quantize_group(const float* x, int row, int num_rows, std::int32_t* words) {
-  vec size = zero();
-  vec probe = zero();
-  for (int i = 0; i < kPieceK; i += kLanes) {
+  vec size = abs(load(x));
+  vec probe = mul(load(x), zero());
+  for (int i = kLanes; i < kPieceK; i += kLanes) {
     size = max(size, abs(load(x + i)));
     probe = fma(load(x + i), zero(), probe);
   }
-  float lanes[kLanes];
-  store(lanes, size);
-  const float largest = largest_of(lanes, kLanes);
-  // NaN if any value is none or infinite: the whole row's results become NaN, as with floats.
+  const float largest = largest_lane(size);
+  // NaN in a lane if any value is none or infinite: the row's results become NaN, as with floats.
+  float lanes[kPanel] = {};
   store(lanes, probe);
   float broken = 0.0f;
   for (int i = 0; i < kLanes; ++i) broken += lanes[i];
@@ -65,16 +58,17 @@ inline void quantize_group(const float* x, int row, int num_rows, std::int32_t* 
       store_bytes(codes + i, to_int(mul(load(x + i), broadcast(inverse))));
     }
   }
+  std::int32_t* target = words + row;
   std::int32_t sums[2] = {0, 0};
-  for (int i = 0; i < kPieceK; ++i) sums[i / 16] += codes[i];
   for (int m = 0; m < 8; ++m) {
-    std::memcpy(words + m * num_rows + row, codes + 4 * m, sizeof *words);
+    std::memcpy(target + m * num_rows, codes + 4 * m, sizeof *words);
+    sums[m / 4] += codes[4 * m] + codes[4 * m + 1] + codes[4 * m + 2] + codes[4 * m + 3];
   }
   const float scaled_sum = scale * static_cast<float>(sums[0] + sums[1]);
-  std::memcpy(words + kScaleWord * num_rows + row, &scale, sizeof scale);
-  std::memcpy(words + kScaledSumWord * num_rows + row, &scaled_sum, sizeof scaled_sum);
-  words[kSumWord * num_rows + row] = sums[0];
-  words[(kSumWord + 1) * num_rows + row] = sums[1];
+  std::memcpy(target + kScaleWord * num_rows, &scale, sizeof scale);
+  std::memcpy(target + kScaledSumWord * num_rows, &scaled_sum, sizeof scaled_sum);
+  target[kSumWord * num_rows] = sums[0];
+  target[(kSumWord + 1) * num_rows] = sums[1];
 }
 
 // Part `part` of `num_parts` of all groups of the rows; block b of the rows lies at

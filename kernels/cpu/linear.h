@@ -17,8 +17,18 @@ namespace ygg {
 constexpr std::int64_t kChunkK = 256;
 // Weights are asked for this long before they are used, past any page boundary.
 constexpr std::int64_t kAheadBytes = 32768;
-// Up to this many rows, two chunks or two panels are summed side by side.
+// Up to this many rows, two chunks are summed side by side.
 constexpr int kPairRows = std::min(4, kMaxTileRows / 2);
+// Up to this many rows, quantised weights are decoded in registers, for more rows into the cache.
+constexpr int kCodeRows = 2;
+
+// Many rows: tiles of two panels.
+inline bool shares_panels(std::int64_t num_rows) {
+  return kLanes == kPanel && num_rows > kMaxTileRows;
+}
+inline RowBlocks linear_blocks(std::int64_t num_rows) {
+  return RowBlocks(num_rows, shares_panels(num_rows) ? kMaxSharedRows : kMaxTileRows);
+}
 
 struct LinearWeight {
   const void* panels;  // as the format says, zero padded to panels of 16 columns
@@ -39,9 +49,9 @@ struct LinearRows {
   std::int64_t num_k;
 };
 
-// Floats that linear_panels needs of scratch, per thread: totals of two panels, a decoded chunk.
+// Floats that linear_panels needs of scratch, per thread: totals and decoded chunks of two panels.
 inline std::int64_t linear_scratch_floats(std::int64_t num_rows) {
-  return num_rows * 2 * kPanel + kChunkK * kPanel;
+  return num_rows * 2 * kPanel + 2 * kChunkK * kPanel;
 }
 
 // Part `part` of `num_parts` of the transposed row blocks: block b lies at packed + begin(b) *
@@ -49,7 +59,7 @@ inline std::int64_t linear_scratch_floats(std::int64_t num_rows) {
 // block.
 inline void pack_rows(const float* x, std::int64_t num_rows, std::int64_t num_k, float* packed,
                       std::int64_t part, std::int64_t num_parts) {
-  const RowBlocks blocks(num_rows);
+  const RowBlocks blocks = linear_blocks(num_rows);
   const std::int64_t k_begin = num_k * part / num_parts;
   const std::int64_t k_end = num_k * (part + 1) / num_parts;
   for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
@@ -95,43 +105,75 @@ inline void finish_panel(const LinearWeight& weight, std::int64_t panel, std::in
   }
 }
 
-// One chunk [count][16] of weights times all row blocks.
-template <class T>
+// One chunk [count][16] of each of P panels, `panel_stride` elements apart, times all row blocks:
+// total[r][P * 16].
+template <int P, class T>
 void multiply_chunk(const LinearRows& rows, const RowBlocks& blocks, const T* chunk,
-                    std::int64_t k, std::int64_t count, float* total, Prefetch ahead) {
+                    std::int64_t panel_stride, std::int64_t k, std::int64_t count, float* total,
+                    Prefetch ahead) {
   const std::int64_t bytes_per_pass = ahead.step_bytes * count;
   for (std::int64_t b = 0; b < blocks.num_blocks; ++b) {
     const int size = blocks.size(b);
-    tile_for<1, T>(size)(rows.packed + blocks.begin(b) * rows.num_k + k * size, 0, chunk, 0, count,
-                         total + blocks.begin(b) * kPanel, kPanel, k > 0,
-                         {ahead.address + b * bytes_per_pass, ahead.step_bytes});
+    const auto tile = P == 2 ? shared_tile_for<T>(size) : tile_for<1, T>(size);
+    tile(rows.packed + blocks.begin(b) * rows.num_k + k * size, 0, chunk, panel_stride, count,
+         total + blocks.begin(b) * P * kPanel, P * kPanel, k > 0,
+         {ahead.address + b * bytes_per_pass, ahead.step_bytes});
+  }
+}
+
+template <class T>
+void multiply_float_panel(const LinearRows& rows, const LinearWeight& weight, std::int64_t panel,
+                          float* scratch) {
+  const RowBlocks blocks = linear_blocks(rows.num_rows);
+  const T* weights = static_cast<const T*>(weight.panels) + panel * rows.num_k * kPanel;
+  std::int64_t k = 0;
+  if (blocks.num_rows <= kPairRows) {
+    const int num_rows = static_cast<int>(blocks.num_rows);
+    for (; k + 2 * kChunkK <= rows.num_k; k += 2 * kChunkK) {
+      multiply_chunk_pair(rows.packed + k * num_rows, num_rows, weights + k * kPanel, scratch,
+                          k > 0);
+    }
+  }
+  for (; k < rows.num_k; k += kChunkK) {
+    const std::int64_t count = std::min(kChunkK, rows.num_k - k);
+    const T* chunk = weights + k * kPanel;
+    // The passes over this chunk share the work of fetching what lies ahead.
+    const std::int64_t step_bytes = kPanel * sizeof(T) / blocks.num_blocks;
+    multiply_chunk<1>(rows, blocks, chunk, 0, k, count, scratch,
+                      {reinterpret_cast<const char*>(chunk) + kAheadBytes, step_bytes});
+  }
+  finish_panel(weight, panel, rows.num_rows, scratch, kPanel);
+}
+
+// Many rows: two panels, chunk by chunk. While all rows pass over a chunk they fetch the next one,
+// which after the last one of these panels is the first of those behind them.
+template <class T>
+void multiply_float_pair(const LinearRows& rows, const LinearWeight& weight, std::int64_t panel,
+                         float* scratch) {
+  const RowBlocks blocks = linear_blocks(rows.num_rows);
+  const T* weights = static_cast<const T*>(weight.panels) + panel * rows.num_k * kPanel;
+  for (std::int64_t k = 0; k < rows.num_k; k += kChunkK) {
+    const std::int64_t count = std::min(kChunkK, rows.num_k - k);
+    const std::int64_t next = k + count < rows.num_k ? k + count : 0;
+    const T* ahead = weights + (next == 0 ? 2 * rows.num_k : next) * kPanel;
+    const std::int64_t ahead_bytes = std::min(kChunkK, rows.num_k - next) * kPanel * sizeof(T);
+    multiply_chunk<2>(
+        rows, blocks, weights + k * kPanel, rows.num_k * kPanel, k, count, scratch,
+        {reinterpret_cast<const char*>(ahead), ahead_bytes / (count * blocks.num_blocks)});
+  }
+  for (int p = 0; p < 2; ++p) {
+    finish_panel(weight, panel + p, rows.num_rows, scratch + p * kPanel, 2 * kPanel);
   }
 }
 
 template <class T>
 void multiply_floats(const LinearRows& rows, const LinearWeight& weight, std::int64_t begin,
                      std::int64_t end, float* scratch) {
-  const RowBlocks blocks(rows.num_rows);
-  for (std::int64_t panel = begin; panel < end; ++panel) {
-    const T* weights = static_cast<const T*>(weight.panels) + panel * rows.num_k * kPanel;
-    std::int64_t k = 0;
-    if (blocks.num_rows <= kPairRows) {
-      const int num_rows = static_cast<int>(blocks.num_rows);
-      for (; k + 2 * kChunkK <= rows.num_k; k += 2 * kChunkK) {
-        multiply_chunk_pair(rows.packed + k * num_rows, num_rows, weights + k * kPanel, scratch,
-                            k > 0);
-      }
-    }
-    for (; k < rows.num_k; k += kChunkK) {
-      const std::int64_t count = std::min(kChunkK, rows.num_k - k);
-      const T* chunk = weights + k * kPanel;
-      // The passes over this chunk share the work of fetching what lies ahead.
-      const std::int64_t step_bytes = kPanel * sizeof(T) / blocks.num_blocks;
-      multiply_chunk(rows, blocks, chunk, k, count, scratch,
-                     {reinterpret_cast<const char*>(chunk) + kAheadBytes, step_bytes});
-    }
-    finish_panel(weight, panel, blocks.num_rows, scratch, kPanel);
+  std::int64_t panel = begin;
+  for (; shares_panels(rows.num_rows) && panel + 2 <= end; panel += 2) {
+    multiply_float_pair<T>(rows, weight, panel, scratch);
   }
+  for (; panel < end; ++panel) multiply_float_panel<T>(rows, weight, panel, scratch);
 }
 
 // out[r][p * 16 + ..] += row r times the lanes of vector `v` of P panels, over `num_blocks` blocks
@@ -211,11 +253,11 @@ constexpr auto code_functions(std::index_sequence<I...>) {
   return std::array{&multiply_codes<static_cast<int>(I) + 1, P, F>...};
 }
 
-// Up to kPairRows rows: P panels at once.
+// Up to kCodeRows rows: P panels at once.
 template <int P, class F>
 void multiply_few(const LinearRows& rows, const LinearWeight& weight, std::int64_t panel,
                   float* scratch) {
-  static constexpr auto functions = code_functions<P, F>(std::make_index_sequence<kPairRows>{});
+  static constexpr auto functions = code_functions<P, F>(std::make_index_sequence<kCodeRows>{});
   const auto function = functions[static_cast<std::size_t>(rows.num_rows - 1)];
   const std::int64_t panel_bytes = rows.num_k / F::kGroup * F::kBytes;
   const auto* blocks = static_cast<const std::uint8_t*>(weight.panels) + panel * panel_bytes;
@@ -231,29 +273,35 @@ void multiply_few(const LinearRows& rows, const LinearWeight& weight, std::int64
   }
 }
 
-// More rows: a chunk of one panel is decoded once, into the innermost cache.
-template <class F>
+// More rows: a chunk of P panels is decoded once, into the innermost cache.
+template <int P, class F>
 void multiply_many(const LinearRows& rows, const LinearWeight& weight, std::int64_t panel,
                    float* scratch) {
-  const RowBlocks blocks(rows.num_rows);
+  const RowBlocks blocks = linear_blocks(rows.num_rows);
   float* decoded = scratch + rows.num_rows * 2 * kPanel;
-  const auto* block = static_cast<const std::uint8_t*>(weight.panels) +
-                      panel * (rows.num_k / F::kGroup) * F::kBytes;
+  const std::int64_t panel_bytes = rows.num_k / F::kGroup * F::kBytes;
+  const auto* first = static_cast<const std::uint8_t*>(weight.panels) + panel * panel_bytes;
   for (std::int64_t k = 0; k < rows.num_k; k += kChunkK) {
     const std::int64_t count = std::min(kChunkK, rows.num_k - k);
-    for (std::int64_t done = 0; done < count; done += F::kGroup) {
-      for (int line = 0; line < F::kBytes; line += 64) {
-        __builtin_prefetch(block + kAheadBytes + line, 0, 2);
+    for (int p = 0; p < P; ++p) {
+      const std::uint8_t* block = first + p * panel_bytes + k / F::kGroup * F::kBytes;
+      float* out = decoded + p * kChunkK * kPanel;
+      for (std::int64_t done = 0; done < count; done += F::kGroup) {
+        for (int line = 0; line < F::kBytes; line += 64) {
+          __builtin_prefetch(block + kAheadBytes + line, 0, 2);
+        }
+        for (int piece = 0; piece < F::kGroup / kPieceK; ++piece) {
+          decode_piece<F>(block, piece, out + (done + piece * kPieceK) * kPanel);
+        }
+        block += F::kBytes;
       }
-      for (int piece = 0; piece < F::kGroup / kPieceK; ++piece) {
-        decode_piece<F>(block, piece, decoded + (done + piece * kPieceK) * kPanel);
-      }
-      block += F::kBytes;
     }
-    multiply_chunk<float>(rows, blocks, decoded, k, count, scratch,
-                          {reinterpret_cast<const char*>(decoded), 0});
+    multiply_chunk<P>(rows, blocks, static_cast<const float*>(decoded), kChunkK * kPanel, k, count,
+                      scratch, {reinterpret_cast<const char*>(decoded), 0});
   }
-  finish_panel(weight, panel, rows.num_rows, scratch, kPanel);
+  for (int p = 0; p < P; ++p) {
+    finish_panel(weight, panel + p, rows.num_rows, scratch + p * kPanel, P * kPanel);
+  }
 }
 
 template <class F>
@@ -261,13 +309,14 @@ void multiply_quantized(const LinearRows& rows, const LinearWeight& weight, std:
                         std::int64_t end, float* scratch) {
   if (rows.integer == nullptr) {
     std::int64_t panel = begin;
-    for (; rows.num_rows <= kPairRows && panel + 2 <= end; panel += 2) {
-      multiply_few<2, F>(rows, weight, panel, scratch);
+    if (rows.num_rows <= kCodeRows) {
+      for (; panel + 2 <= end; panel += 2) multiply_few<2, F>(rows, weight, panel, scratch);
+      for (; panel < end; ++panel) multiply_few<1, F>(rows, weight, panel, scratch);
     }
-    for (; rows.num_rows <= kPairRows && panel < end; ++panel) {
-      multiply_few<1, F>(rows, weight, panel, scratch);
+    for (; shares_panels(rows.num_rows) && panel + 2 <= end; panel += 2) {
+      multiply_many<2, F>(rows, weight, panel, scratch);
     }
-    for (; panel < end; ++panel) multiply_many<F>(rows, weight, panel, scratch);
+    for (; panel < end; ++panel) multiply_many<1, F>(rows, weight, panel, scratch);
     return;
   }
   const RowBlocks blocks(rows.num_rows, kMaxIntegerRows);

@@ -20,6 +20,9 @@ constexpr int kMaxTileRows = 24;
 #else
 constexpr int kMaxTileRows = 6;
 #endif
+// Rows of a tile in which two panels share each value of x: half as many loads a multiplication,
+// which counts where one instruction multiplies by 16 weights.
+constexpr int kMaxSharedRows = 14;
 
 // A row count split into blocks of at most `largest` rows, sizes as equal as can be.
 struct RowBlocks {
@@ -56,8 +59,8 @@ struct Prefetch {
 
 // out[r][p * 16 + c] = sum over k of x[p][k][r] * w[p][k][c], from zero, in order of k; added to
 // `out` if `accumulate`. The P parts of w are [num_k][16] each, `w_stride` elements apart; those
-// of x are [num_k][R], `x_stride` apart.
-template <int R, int P, class T>
+// of x are [num_k][R], `x_stride` apart, or all one if `Shared`.
+template <int R, int P, class T, bool Shared = false>
 void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64_t w_stride,
                    std::int64_t num_k, float* out, std::int64_t out_stride, bool accumulate,
                    Prefetch ahead) {
@@ -70,7 +73,7 @@ void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
 #pragma GCC unroll 32
-    for (int p = 0; p < P; ++p) {
+    for (int p = 0; p < P && (sizeof(T) == 4 || k % 2 == 0); ++p) {
       __builtin_prefetch(ahead.address + p * w_stride * static_cast<std::int64_t>(sizeof(T)), 0, 2);
     }
     ahead.address += ahead.step_bytes;
@@ -83,7 +86,8 @@ void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 32
       for (int v = 0; v < kVecs; ++v) {
-        acc[r][v] = fma(broadcast(x[(v / kVecsPerPanel) * x_stride + r]), weights[v], acc[r][v]);
+        const std::int64_t part = Shared ? 0 : (v / kVecsPerPanel) * x_stride;
+        acc[r][v] = fma(broadcast(x[part + r]), weights[v], acc[r][v]);
       }
     }
     w += kPanel;
@@ -113,6 +117,19 @@ template <int P, class T>
 TileFunction<T> tile_for(int rows) {
   static constexpr auto functions =
       tile_functions<P, T>(std::make_index_sequence<kMaxTileRows / P>{});
+  return functions[static_cast<std::size_t>(rows - 1)];
+}
+
+template <class T, std::size_t... I>
+constexpr std::array<TileFunction<T>, sizeof...(I)> shared_functions(std::index_sequence<I...>) {
+  return {&multiply_tile<static_cast<int>(I) + 1, 2, T, true>...};
+}
+
+// The tile of two panels that share x, for 1..kMaxSharedRows rows.
+template <class T>
+TileFunction<T> shared_tile_for(int rows) {
+  static constexpr auto functions =
+      shared_functions<T>(std::make_index_sequence<kMaxSharedRows>{});
   return functions[static_cast<std::size_t>(rows - 1)];
 }
 
