@@ -231,7 +231,9 @@ def resolve_for_model(
             notes.append(f"quant: auto is {quant}, for a GGUF file: {why}")
     elif quant == "keep" and not is_quantised:
         found = (
-            "the GGUF file has no matrix that can be kept" if is_gguf else "the verifier is none"
+            "the file has no matrix that can be kept"
+            if is_gguf
+            else "the verifier is no such file"
         )
         raise RecipeError(
             f"quant is keep, wanted a GGUF file with quantised matrices; {found}",

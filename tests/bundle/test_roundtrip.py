@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import zipfile
@@ -16,7 +17,7 @@ from bundle.small import FILES, manifest, sources, tensors, write_small
 from yggrt import archive
 from yggrt.bundle import Bundle, WeightSource, write_bundle
 from yggrt.core.errors import BundleError, YggError
-from yggrt.core.schema import WeightSpec
+from yggrt.core.schema import Manifest, WeightSpec
 from yggrt.safetensors_layout import check_header, lay_out
 
 
@@ -33,6 +34,16 @@ def test_weights_are_equal(path: Path) -> None:
             assert torch.equal(weight, tensor), name
             assert weight.dtype == tensor.dtype
             assert weight.stride() == tensor.stride()
+
+
+def test_version_1_is_read() -> None:
+    """Its models had no quantised matrices, and no field that says so."""
+    plain = json.loads(manifest().to_json())
+    plain["format_version"] = 1
+    for name in ("quant", "activations"):
+        del plain["model"][name]
+    read = Manifest.from_json(json.dumps(plain).encode(), "old.ygg")
+    assert (read.model.quant, read.model.activations) == ("none", "float32")
 
 
 def test_weights_share_one_mapping_and_are_aligned(path: Path) -> None:

@@ -162,7 +162,11 @@ def test_auto_quant(
 @pytest.mark.parametrize(
     ("asked", "is_gguf", "message"),
     [
-        ({"quant": "keep"}, False, "quant is keep, wanted a GGUF file.*the verifier is none"),
+        (
+            {"quant": "keep"},
+            False,
+            "quant is keep, wanted a GGUF file.*the verifier is no such file",
+        ),
         ({"quant": "keep"}, True, "quant is keep, .*has no matrix that can be kept"),
         ({"activations": "int8"}, False, "activations is int8, wanted quantised matrices"),
         ({"activations": "int8", "quant": "none"}, True, "quant is none"),

@@ -19,13 +19,15 @@ from ygg_kernels.build import build_library
 from ygg_kernels.ops import load_library
 
 from yggc.aot import GraphJob, compiler_digest
+from yggc.errors import SourceError
 from yggc.models.adapt import Adapted, adapt
 from yggc.models.blocks import pack_blocks, unpack_blocks
 from yggc.models.matrices import find_matrices
 from yggc.models.weights import packed_tensors, weight_name
+from yggc.stages.adapt import check_caches
 from yggc.stages.graphs import compile_job, open_built
 from yggc.workdir import WorkDir
-from yggrt.core.schema import ModelInfo
+from yggrt.core.schema import KvLayer, ModelInfo
 from yggrt.core.tree import TokenTree
 from yggrt.graphs import CompiledPass
 from yggrt.kv import KvCache
@@ -129,6 +131,13 @@ class Case:
         tree = TokenTree((ids[15], 7, *ids[16:19]), (-1, 0, 0, 2, 3), (1.0,) * ROWS)
         found.append(run(tree, 15)[[0, 2, 3, 4]])
         return torch.cat(found)
+
+
+def test_heads_that_int8_rows_cannot_hold_are_refused() -> None:
+    layers = (KvLayer(num_heads=2, key_dim=16, value_dim=18),)
+    check_caches("bfloat16", layers)
+    with pytest.raises(SourceError, match="heads have 18 values, wanted a multiple of 4"):
+        check_caches("int8", layers)
 
 
 @pytest.fixture(scope="module")

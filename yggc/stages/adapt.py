@@ -46,9 +46,10 @@ def adapt_loaded(loaded: Loaded, operators: Operators, max_depth: int) -> Adapte
     )
 
 
-def _check_caches(loaded: Loaded, layers: tuple[KvLayer, ...]) -> None:
+def check_caches(kv_dtype: str, layers: tuple[KvLayer, ...]) -> None:
+    """Raises SourceError for heads that the operators cannot cache in `kv_dtype`."""
     odd = [one for layer in layers for one in (layer.key_dim, layer.value_dim) if one % 4]
-    if loaded.kv_dtype == "int8" and odd:
+    if kv_dtype == "int8" and odd:
         raise SourceError(
             f"kv_dtype is int8, the model's heads have {odd[0]} values, wanted a multiple of 4",
             "take --kv-dtype bfloat16",
@@ -61,7 +62,7 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
     library = context.library
     operators = load_library(library.path, library.namespace)
     adapted = adapt_loaded(loaded, operators, config.max_depth)
-    _check_caches(loaded, adapted.kv_layers)
+    check_caches(loaded.kv_dtype, adapted.kv_layers)
     num_tensors = len(list(adapted.model.parameters())) + len(list(adapted.predictor.parameters()))
     with context.reporter.stage("pack weights", total=num_tensors) as progress:
         weights = write_weight_file(
