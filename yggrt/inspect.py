@@ -109,11 +109,12 @@ def describe_verifier(manifest: Manifest) -> str:
 
 
 def _formats(manifest: Manifest) -> str:
-    """The formats of quantised weights, the one with most bytes first."""
+    """The formats of the verifier's matrices, the one with most bytes first."""
     num_bytes: dict[str, int] = {}
-    for weight in manifest.weights.values():
-        name = quantised_format(weight.dtype, weight.shape)
-        if name is not None:
+    for key, weight in manifest.weights.items():
+        # Packed matrices have three dimensions; the predictor is not the verifier's.
+        if len(weight.shape) == 3 and not key.startswith("predictor."):
+            name = quantised_format(weight.dtype, weight.shape) or weight.dtype
             num_bytes[name] = num_bytes.get(name, 0) + weight.num_bytes
     return " + ".join(sorted(num_bytes, key=lambda name: (-num_bytes[name], name)))
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bundle import broken
-from bundle.small import tensors, write_small
+from bundle.small import manifest, tensors, write_small
+from msgspec import structs
 from rich.console import Console
 
 from yggrt.core.errors import BundleError
-from yggrt.inspect import inspect_bundle, render
+from yggrt.core.schema import WeightSpec
+from yggrt.inspect import describe_verifier, inspect_bundle, render
 
 
 @pytest.fixture
@@ -41,6 +44,29 @@ def test_description(path: Path) -> None:
     assert found["graphs"][1]["num_constants"] == 2
     assert found["sources"][0]["license"] == "apache-2.0"
     assert found["text"]["chat_template"] is False
+
+
+def weight(dtype: Any, *shape: int) -> WeightSpec:
+    return WeightSpec(dtype=dtype, shape=shape, offset=0)
+
+
+def test_verifier_in_words() -> None:
+    """Everything that makes it another one than the source, matrices left in floats included."""
+    weights = {
+        "a": weight("uint8", 4, 2, 320),
+        "b": weight("uint8", 4, 1, 3360),
+        "c": weight("float32", 1, 8, 16),
+        "norm": weight("float32", 64),
+        "predictor.encode.weight": weight("float32", 1, 8, 16),
+    }
+    small = manifest()
+    model = structs.replace(small.model, quant="keep", activations="int8", kv_dtype="int8")
+    said = describe_verifier(structs.replace(small, weights=weights, model=model))
+    assert said == "q6_k + q4_1 + float32 as stored, int8 activations, int8 keys and values"
+    model = structs.replace(small.model, quant="int8")
+    del weights["c"]
+    said = describe_verifier(structs.replace(small, weights=weights, model=model))
+    assert said == "q6_k + q4_1 rounded from the source, float32 activations"
 
 
 def test_tables(path: Path) -> None:
