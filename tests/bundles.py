@@ -82,7 +82,7 @@ def tiny(graphs: str) -> Path:
     CACHE.mkdir(exist_ok=True)
     recipe.write_text(
         f'name = "tiny-{graphs}"\nverifier = "{tiny_model()}"\ngraphs = "{graphs}"\n'
-        "buckets = [1, 4, 16, 64]\nprefill_rows = 16\nmax_model_len = 256\n"
+        "buckets = [1, 4, 16, 64]\nprefill_buckets = [16]\nmax_model_len = 256\n"
         "calibration_tokens = 8\n"
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
@@ -103,7 +103,7 @@ def tiny_quantised(name: str, verifier: Path, *flags: str) -> Path:
     recipe = CACHE / f"tiny-{name}.toml"
     recipe.write_text(
         f'name = "tiny-{name}"\nverifier = "{verifier}"\ngraphs = "dynamic"\n'
-        "buckets = [1, 16]\nprefill_rows = 16\nmax_model_len = 128\ncalibration_tokens = 4\n"
+        "buckets = [1, 16]\nprefill_buckets = [16]\nmax_model_len = 128\ncalibration_tokens = 4\n"
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
     return yggc_build(CACHE / f"tiny-{name}.ygg", recipe, *flags)

@@ -35,7 +35,7 @@ class ScriptedGraphs:
     """The Graphs protocol over `next_token(digest of a row) -> token`."""
 
     row_counts: tuple[int, ...] = (1, 4, 8, 16)
-    prefill_rows: int = 4
+    prefill_buckets: tuple[int, ...] = (2, 4)
     max_model_len: int = 64
     vocab_size: int = 6
     calls: list[tuple[str, int]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class ScriptedGraphs:
         return self._output(rows)
 
     def prefill(self, cache: Any, tokens: Sequence[int], length: int) -> PassOutput:
-        assert 1 <= len(tokens) <= self.prefill_rows
+        assert 1 <= len(tokens) <= self.prefill_buckets[-1]
         self.calls.append(("prefill", len(tokens)))
         for position, token in enumerate(tokens, start=length):
             cache.slots[position] = digest(cache.slots[:position], token, position)

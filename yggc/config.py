@@ -52,7 +52,7 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     max_model_len: int = 0
     buckets: tuple[int, ...] = (1, 4, 8, 16)
-    prefill_rows: int = 64
+    prefill_buckets: tuple[int, ...] = (64, 256)
     graphs: Literal["static", "dynamic"] = "static"
     max_depth: int = 8
     tree: str = "auto"
@@ -60,7 +60,7 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     calibration_tokens: int = 64
 
     def __post_init__(self) -> None:
-        for key in ("threads", "jobs", "prefill_rows", "max_depth", "calibration_tokens"):
+        for key in ("threads", "jobs", "max_depth", "calibration_tokens"):
             if getattr(self, key) < 1:
                 raise RecipeError(
                     f"{key} is {getattr(self, key)}, wanted at least 1",
@@ -79,6 +79,12 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise RecipeError(
                 f"buckets is {list(self.buckets)}, wanted ascending row counts that start with 1",
                 "plain decoding needs the 1, as in buckets = [1, 4, 8, 16]",
+            )
+        prefill = list(self.prefill_buckets)
+        if not prefill or prefill[0] < 1 or prefill != sorted(set(prefill)):
+            raise RecipeError(
+                f"prefill_buckets is {prefill}, wanted ascending row counts of at least 1",
+                "as in prefill_buckets = [64, 256]; a prompt takes the largest that it fills",
             )
         digest = self.verifier_sha256.lower()
         if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):

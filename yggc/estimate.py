@@ -61,7 +61,7 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
         graphs: tuple[str, ...] = ("verify_001", f"verify_{config.buckets[-1]:03d}")
     else:
         graphs = tuple(f"verify_{rows:03d}" for rows in config.buckets)
-    graphs += (f"prefill_{config.prefill_rows:03d}",)
+    graphs += tuple(f"prefill_{rows:03d}" for rows in config.prefill_buckets)
     if found is None:
         note = "the model is not here yet: minutes and sizes are known after the first fetch"
         sizes = (OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES)

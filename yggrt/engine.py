@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import choose_num_rows
-from yggrt.core.passes import Graphs, KvCache, PassOutput
+from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import format_tree_spec
 from yggrt.core.tree import TokenTree, clip_depth, prune
@@ -152,10 +152,9 @@ class Engine:
         self._gate.reset()
         self._ids, self._length = list(ids), kept
         with self._timed("prefill"):
-            while self._length < len(ids):
-                chunk = ids[self._length : self._length + self._graphs.prefill_rows]
-                out = self._graphs.prefill(self._cache, chunk, self._length)
-                self._length += len(chunk)
+            for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
+                out = self._graphs.prefill(self._cache, ids[start:end], start)
+                self._length = end
         first = self._sampler(out)(0, self._length)
         self._drafter.commit([first])
         self._ids.append(first)

@@ -29,6 +29,14 @@ def open_loader(directory: Path) -> Any:
     return torch._C._aoti.AOTIModelPackageLoader(str(directory), "model", True, 1, -1)
 
 
+def _mask(tree: TokenTree) -> torch.Tensor:
+    """[num_nodes, num_nodes] bool: the ancestors of each row, itself included."""
+    num = tree.num_nodes
+    if tree.parents == tuple(range(-1, num - 1)):
+        return torch.ones(num, num, dtype=torch.bool).tril()
+    return torch.tensor(tree.ancestor_mask())
+
+
 class CompiledPass:
     """One compiled graph, its weights bound; rows beyond a tree's own are padding that nobody
     sees.
@@ -70,7 +78,7 @@ class CompiledPass:
         positions = torch.tensor([min(length + d, last) for d in tree.depths] + [last] * padding)
         slots = torch.arange(length, length + rows)
         mask = torch.eye(rows, dtype=torch.bool)
-        mask[:num, :num] = torch.tensor(tree.ancestor_mask())
+        mask[:num, :num] = _mask(tree)
         inputs = [tokens, positions, slots, torch.tensor([length]), mask]
         if row is not None:
             inputs.append(torch.tensor([row]))
@@ -100,7 +108,10 @@ class AotGraphs:
         self._verify = sorted(
             (one for one in passes if one.spec.kind == "verify"), key=lambda one: one.spec.max_rows
         )
-        [self._prefill] = [one for one in passes if one.spec.kind == "prefill"]
+        self._prefill = sorted(
+            (one for one in passes if one.spec.kind == "prefill"),
+            key=lambda one: one.spec.max_rows,
+        )
         self._row_counts = tuple(
             sorted(
                 {
@@ -136,8 +147,8 @@ class AotGraphs:
         return self._row_counts
 
     @property
-    def prefill_rows(self) -> int:
-        return self._prefill.spec.max_rows
+    def prefill_buckets(self) -> tuple[int, ...]:
+        return tuple(one.spec.max_rows for one in self._prefill)
 
     @property
     def max_model_len(self) -> int:
@@ -146,7 +157,7 @@ class AotGraphs:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all graphs, smallest first."""
-        return tuple(one.spec.name for one in (*self._verify, self._prefill))
+        return tuple(one.spec.name for one in (*self._verify, *self._prefill))
 
     def new_cache(self) -> KvCache:
         return KvCache(self.model)
@@ -165,7 +176,8 @@ class AotGraphs:
     def prefill(self, cache: Any, tokens: Sequence[int], length: int) -> PassOutput:
         num = len(tokens)
         chain = TokenTree(tuple(tokens), tuple(range(-1, num - 1)), (1.0,) * num)
-        ids, logits, hidden, hazards = self._prefill.run(cache, chain, length, row=num - 1)
+        compiled = next(one for one in self._prefill if one.spec.max_rows >= num)
+        ids, logits, hidden, hazards = compiled.run(cache, chain, length, row=num - 1)
         return PassOutput(ids.tolist(), logits, hidden[num - 1 : num], hazards)
 
     def commit(self, cache: Any, length: int, path: Sequence[int]) -> None:

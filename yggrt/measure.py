@@ -33,7 +33,7 @@ def time_graphs(
     num_rounds: int,
     on_pass: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
-    """Times a verify pass at each row count and a full prefill pass, over prefixes of the given
+    """Times a verify pass at each row count and full prefill passes, over prefixes of the given
     lengths.
 
     The calls take turns, so that a slow spell of the machine falls on all of them; the first round
@@ -45,9 +45,9 @@ def time_graphs(
         for rows in row_counts:
             tree = TokenTree((0,) * rows, tuple(range(-1, rows - 1)), (1.0,) * rows)
             calls["verify", rows, context] = partial(graphs.verify, cache, tree, context)
-        tokens = (0,) * graphs.prefill_rows
-        prefill = partial(graphs.prefill, cache, tokens, context)
-        calls["prefill", graphs.prefill_rows, context] = prefill
+        for rows in graphs.prefill_buckets:
+            prefill = partial(graphs.prefill, cache, (0,) * rows, context)
+            calls["prefill", rows, context] = prefill
     seconds: dict[tuple[str, int, int], list[float]] = {key: [] for key in calls}
     for turn in range(num_rounds + 1):
         for key, call in calls.items():

@@ -35,8 +35,8 @@ class RecordedGraphs:
     row_counts: tuple[int, ...]
 
     @property
-    def prefill_rows(self) -> int:
-        return len(self.ids)
+    def prefill_buckets(self) -> tuple[int, ...]:
+        return (len(self.ids),)
 
     @property
     def max_model_len(self) -> int:

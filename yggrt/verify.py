@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from yggrt.core.errors import CheckFailed, RequestError
-from yggrt.core.passes import Graphs
+from yggrt.core.passes import Graphs, prefill_chunks
 from yggrt.core.schema import Golden
 from yggrt.core.spec import format_tree_spec
 from yggrt.core.tree import TokenTree
@@ -142,8 +142,8 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 def top2_gap(graphs: Graphs, ids: Sequence[int]) -> float:
     """Largest less second-largest logit of the token after `ids`, as plain decoding sees them."""
     cache = graphs.new_cache()
-    for start in range(0, len(ids) - 1, graphs.prefill_rows):
-        graphs.prefill(cache, ids[start : min(start + graphs.prefill_rows, len(ids) - 1)], start)
+    for start, end in prefill_chunks(graphs.prefill_buckets, 0, len(ids) - 1):
+        graphs.prefill(cache, ids[start:end], start)
     out = graphs.verify(cache, TokenTree.single(ids[-1]), len(ids) - 1)
     first, second = out.logits[0].topk(2).values.tolist()
     return float(first - second)

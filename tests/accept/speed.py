@@ -23,6 +23,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import bundles
 from prompts import evaluation_ids
 
+from yggrt.core.passes import prefill_chunks
 from yggrt.loading import load
 
 
@@ -82,8 +83,8 @@ def main() -> None:
     def prefill_s() -> float:
         cache = session.graphs.new_cache()
         start = perf_counter()
-        for at in range(0, 512, session.graphs.prefill_rows):
-            session.graphs.prefill(cache, long[at : at + session.graphs.prefill_rows], at)
+        for at, end in prefill_chunks(session.graphs.prefill_buckets, 0, 512):
+            session.graphs.prefill(cache, long[at:end], at)
         return perf_counter() - start
 
     a, b, ratio = paired(reference_prefill_s, prefill_s, options.rounds)

@@ -28,7 +28,7 @@ def test_defaults() -> None:
     assert config.name == "m"
     assert config.drafter == "ngram"
     assert config.buckets == (1, 4, 8, 16)
-    assert (config.prefill_rows, config.max_depth, config.graphs) == (64, 8, "static")
+    assert (config.prefill_buckets, config.max_depth, config.graphs) == ((64, 256), 8, "static")
     assert 1 <= config.threads <= len(os.sched_getaffinity(0))
     assert config.threads == usable_cores()
     assert 1 <= config.jobs <= config.threads

@@ -13,6 +13,7 @@ import pytest
 import torch
 from drafting import RecordedDrafter, random_tree
 
+from yggrt.core.passes import prefill_chunks
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
 from yggrt.engine import Engine
@@ -155,8 +156,8 @@ def test_one_thread_and_many_give_the_same_bits(session: Session) -> None:
 
 
 def fill(graphs: Any, cache: Any, prefix: list[int]) -> None:
-    for start in range(0, len(prefix), graphs.prefill_rows):
-        graphs.prefill(cache, prefix[start : start + graphs.prefill_rows], start)
+    for start, end in prefill_chunks(graphs.prefill_buckets, 0, len(prefix)):
+        graphs.prefill(cache, prefix[start:end], start)
 
 
 @pytest.mark.tiny

@@ -15,6 +15,7 @@ import pytest
 import torch
 from drafting import RecordedDrafter, random_tree
 
+from yggrt.core.passes import prefill_chunks
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
 from yggrt.engine import Engine
@@ -91,8 +92,8 @@ def test_rows_have_the_bits_of_plain_decoding(name: str, request: pytest.Fixture
         tree = random_tree(rng, rng.choice([2, 4, 9, 16]), 400, max_depth=8)
         cache, alone = graphs.new_cache(), graphs.new_cache()
         for one in (cache, alone):
-            for start in range(0, length, graphs.prefill_rows):
-                graphs.prefill(one, prefix[start : start + graphs.prefill_rows], start)
+            for start, end in prefill_chunks(graphs.prefill_buckets, 0, length):
+                graphs.prefill(one, prefix[start:end], start)
         out = graphs.verify(cache, tree, length)
         for depth, node in enumerate(tree.path(tree.num_nodes - 1)):
             single = graphs.verify(alone, TokenTree.single(tree.tokens[node]), length + depth)

@@ -34,7 +34,7 @@ class AdaptedModel(Record, frozen=True):
 
 def key(context: Context, loaded: Loaded) -> Any:
     config = context.config
-    rows = [config.buckets[-1], config.prefill_rows, config.max_depth]
+    rows = [config.buckets[-1], config.prefill_buckets[-1], config.max_depth]
     packing = source_digest("models/blocks.py", "models/weights.py")
     return [loaded, rows, context.library.namespace, compiler_digest(), packing]
 
@@ -81,7 +81,7 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
         hidden_size=adapted.config.hidden_size,
         num_parameters=loaded.num_parameters,
         max_model_len=loaded.max_model_len,
-        num_slots=loaded.max_model_len + max(config.buckets[-1], config.prefill_rows),
+        num_slots=loaded.max_model_len + max(config.buckets[-1], config.prefill_buckets[-1]),
         kv_dtype=loaded.kv_dtype,
         kv_layers=adapted.kv_layers,
         eos_ids=loaded.eos_ids,

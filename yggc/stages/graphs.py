@@ -72,7 +72,7 @@ def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[
         rows = [("verify", 1, 1), ("verify", 2, config.buckets[-1])]
     else:
         rows = [("verify", bucket, bucket) for bucket in config.buckets]
-    rows.append(("prefill", config.prefill_rows, config.prefill_rows))
+    rows += [("prefill", bucket, bucket) for bucket in config.prefill_buckets]
     return [
         GraphJob(
             name=f"{kind}_{highest:03d}",

@@ -7,7 +7,7 @@ unread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class Graphs(Protocol):
     """Forward passes of one verifier. One decoding thread at a time.
 
     row_counts: row counts that `verify` can run, ascending, the first is 1.
-    prefill_rows: most tokens of one `prefill` call.
+    prefill_buckets: row counts of the prefill graphs, ascending; the last is the most tokens of
+    one `prefill` call.
     max_model_len: most tokens of a sequence, prompt and output together.
     """
 
@@ -45,7 +46,7 @@ class Graphs(Protocol):
     def row_counts(self) -> tuple[int, ...]: ...
 
     @property
-    def prefill_rows(self) -> int: ...
+    def prefill_buckets(self) -> tuple[int, ...]: ...
 
     @property
     def max_model_len(self) -> int: ...
@@ -61,11 +62,25 @@ class Graphs(Protocol):
         ...
 
     def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
-        """Runs a chain of 1..prefill_rows tokens at slots `length..`; gives the outputs of its
-        last token alone."""
+        """Runs a chain of tokens, at most the last of `prefill_buckets`, at slots `length..`;
+        pads to the next bucket and gives the outputs of the last token alone."""
         ...
 
     def commit(self, cache: KvCache, length: int, path: Sequence[int]) -> None:
         """Moves the rows that tree row `path[i]` wrote to slot `length + 1 + i`; every load before
         any store."""
         ...
+
+
+def prefill_chunks(buckets: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Ranges [first, last) that cover start..end, one per prefill pass.
+
+    A pass takes the largest bucket that is at least half filled, so that few padding rows are
+    computed; a rest goes to the smallest bucket that holds it.
+    """
+    while start < end:
+        rest = end - start
+        bucket = max((size for size in buckets if 2 * rest > size), default=buckets[0])
+        last = min(start + bucket, end)
+        yield start, last
+        start = last
