@@ -38,7 +38,7 @@ def _accept_kernel(choices, tokens, parents, path, count, bonus, num_rows):
             tl.where(exists & (parent == row) & (token == choice) & (rows > row), rows, ROWS),
             axis=0,
         )
-    tl.store(count, length.to(tl.int64))
+    tl.store(count, length)
     tl.store(bonus, choice)
 
 

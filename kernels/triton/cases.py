@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -84,12 +85,13 @@ class Attention:
         chunk = attention.chunk_keys(self.dtype)
         tiles = -(-self.num_rows * self.group // 16) * self.num_kv_heads
         finish = self.num_rows * self.num_kv_heads * -(-self.group // 16)
-        return tiles * (self.length // chunk) * 0.003 + finish * (0.01 + 1 / chunk)
+        seconds: float = tiles * (self.length // chunk) * 0.003 + finish * (0.005 + 0.1 / chunk)
+        return seconds
 
     @property
     def parameters(self) -> tuple[float, int, float]:
         """scale, window, softcap."""
-        return float(self.key_size**-0.5), self.window, self.softcap
+        return 1 / math.sqrt(self.key_size), self.window, self.softcap
 
 
 def _paths(case: Attention, rng: random.Random) -> list[list[int]]:
@@ -131,11 +133,16 @@ def attention_cases() -> list[Attention]:
         Attention(torch.bfloat16, 6, 255, 1, 40, 32, 32, 0, 0.0, "chain"),
         Attention(torch.bfloat16, 20, 256, 1, 2, 80, 72, 1, 0.0, "random"),
     ]
+    all_rows = (1, 2, 3, 4, 7, 8, 12, 16, 17, 25, 32, 48, 64)
+    dtypes = (torch.bfloat16, torch.float16, torch.bfloat16, torch.float32)
+    # In turn, so that what is quick in the interpreter does not crowd out the rest.
+    turn = 0
     while len(cases) < NUM_CASES:
+        turn += 1
         size = rng.choice((32, 40, 64, 80, 96, 128, 192, 256))
         case = Attention(
-            dtype=rng.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)),
-            num_rows=rng.choice((1, 2, 3, 4, 7, 8, 12, 16, 17, 25, 32, 48, 64)),
+            dtype=dtypes[turn % len(dtypes)],
+            num_rows=all_rows[turn % len(all_rows)],
             length=rng.choice((0, 1, 63, 64, 65, 127, 300, 511, 1000, 2047, rng.randrange(4098))),
             num_kv_heads=rng.choice((1, 1, 2, 3)),
             group=rng.choice((1, 2, 3, 4, 7, 8, 16, 32)),
@@ -145,7 +152,7 @@ def attention_cases() -> list[Attention]:
             softcap=rng.choice((0.0, 0.0, 30.0, 5.0)),
             shape=rng.choice(("random", "chain", "star")),
         )
-        if case.cost < 0.4:
+        if case.cost < 0.5:
             cases.append(case)
     return cases
 
@@ -242,7 +249,7 @@ def linear_cases() -> list[Linear]:
                 weight_format=rng.choice((_name(dtype), "q8_0", "q4_1")),
                 num_rows=rng.choice((1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64)),
                 num_k=rng.choice((32, 64, 160, 576, 896, 1024, 1056, 1536, 2080, 3072)),
-                num_n=rng.choice((1, 7, 16, 63, 64, 65, 192, 250)),
+                num_n=rng.choice((1, 7, 16, 63, 64, 65, 130)),
                 bias=rng.random() < 0.5,
             )
         )
@@ -278,7 +285,7 @@ def check_linear_rows(device: str) -> Iterator[Result]:
             case = Linear(torch.bfloat16, weight_format, 64, num_k, 70, True)
             x, weight, bias = _linear_inputs(case)
             output = _multiply(device, x, weight, bias, case)
-            for rows in ([0], [63], [40, 3], list(range(63, 46, -1)), list(range(8, 48))):
+            for rows in ([0], [40, 3], list(range(63, 46, -1)), list(range(8, 48))):
                 some = _multiply(device, x[rows], weight, bias, case)
                 yield equal("linear_rows", f"{case} rows {rows}", some, output[rows])
 
@@ -316,7 +323,7 @@ def check_keyed(device: str) -> Iterator[Result]:
     """
     rng = random.Random(4)
     for number in range(NUM_CASES):
-        num_rows, vocab = rng.choice((1, 3, 8)), rng.choice((50, 4097, 9000))
+        num_rows, vocab = rng.choice((1, 2, 4)), rng.choice((50, 4097, 9000))
         seed = rng.choice((0, 7, 2**63 - 1, -1, 123456789012345))
         choice = rng.randrange(3)
         temperature = rng.choice((0.0, 0.3, 0.8, 1.0, 2.5))
