@@ -118,6 +118,8 @@ struct AttentionPlan {
   std::int64_t num_splits;
   std::int64_t num_blocks;  // of all kv heads
   bool by_split;
+  // Tasks that a thread takes at a time: it asks for the memory of the next split in advance.
+  std::int64_t share;
 
   AttentionPlan(const TreeAttention& a, std::int64_t num_threads) {
     std::int64_t first = a.first_key(0);
@@ -130,6 +132,7 @@ struct AttentionPlan {
     num_splits = (last + kSplitKeys - 1) / kSplitKeys - first_split;
     num_blocks = a.num_kv_heads * a.num_blocks();
     by_split = num_splits > 1 && num_threads > 1 && num_blocks < 4 * num_threads;
+    share = by_split ? std::max<std::int64_t>(num_tasks() / (4 * num_threads), 1) : 1;
   }
   std::int64_t num_tasks() const { return by_split ? num_blocks * num_splits : num_blocks; }
   std::int64_t num_merges() const { return by_split ? num_blocks : 0; }
@@ -450,9 +453,11 @@ class QueryBlock {
     const std::int64_t begin = split * kSplitKeys;
     const std::int64_t end = std::min(begin + kSplitKeys, last_key_);
     if (first_key_ >= begin + kSplitKeys) return;
+    const std::int64_t first = std::max(begin, first_key_ / kChunkKeys * kChunkKeys);
+    fetch(a_.keys, first);
+    fetch(a_.values, first);
     score_tree(begin, end);
-    for (std::int64_t c = std::max(begin, first_key_ / kChunkKeys * kChunkKeys); c < end;
-         c += kChunkKeys) {
+    for (std::int64_t c = first; c < end; c += kChunkKeys) {
       const std::int64_t count = std::min(kChunkKeys, end - c);
       score_run(c, count);
       score_ancestors(c, count);
@@ -516,6 +521,15 @@ class QueryBlock {
 
   float* score(float* scores, std::int64_t key, std::int64_t i) const {
     return scores + key / 2 * lanes_ + key % 2 * 2 + place(i);
+  }
+
+  // Asks for the rows of a chunk that nothing asked for in advance.
+  void fetch(const KvCache& cache, std::int64_t slot) const {
+    const std::int64_t count = std::min(kChunkKeys, last_run_ - slot);
+    const char* rows = cache.row(kv_head_, slot);
+    for (std::int64_t b = 0; b < count * cache.row_bytes(); b += 64) {
+      __builtin_prefetch(rows + b, 0, 2);
+    }
   }
 
   // The rows of the next chunk.

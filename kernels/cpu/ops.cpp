@@ -270,7 +270,7 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
   {
     ygg::AttentionWorker worker(a, plan, partials,
                                 partials + partials_floats + omp_get_thread_num() * per_thread);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, plan.share)
     for (int64_t task = 0; task < plan.num_tasks(); ++task) worker.run_task(task);
 #pragma omp for schedule(static) nowait
     for (int64_t block = 0; block < plan.num_merges(); ++block) worker.run_merge(block);

@@ -201,7 +201,7 @@ std::vector<float> run_attention(const AttentionCase& c, const std::vector<float
   {
     ygg::AttentionWorker worker(a, plan, partials.data(),
                                 memory.data() + omp_get_thread_num() * per_thread);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, plan.share)
     for (std::int64_t task = 0; task < plan.num_tasks(); ++task) worker.run_task(task);
 #pragma omp for
     for (std::int64_t block = 0; block < plan.num_merges(); ++block) worker.run_merge(block);
