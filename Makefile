@@ -6,7 +6,7 @@ WORK := .cache/work
 DEMO := .cache/smollm2-135m-cpu.ygg
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 
-.PHONY: demo test check accept check-kernels bench clean
+.PHONY: demo test check accept check-kernels gpu-check bench clean
 
 demo: $(VENV)/.compile
 	$(BIN)/yggc build artifacts/recipes/smollm2-135m-cpu.toml --gpu cpu --work-dir $(WORK) -o $(DEMO)
@@ -26,6 +26,12 @@ accept: $(VENV)/.dev
 check-kernels: $(VENV)/.dev
 	$(BIN)/python -m ygg_kernels.build --check-sanitizers
 	$(BIN)/python -m ygg_kernels.build --check-sanitizers --isa avx2
+
+# With the machine's own Python, torch and triton: nothing is installed, no network is used.
+gpu-check:
+	mkdir -p .cache/gpu_check
+	ln -sfn $(CURDIR)/kernels .cache/gpu_check/ygg_kernels
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.cache/gpu_check $(PYTHON) -m ygg_kernels.triton.gpu_check
 
 bench: $(VENV)/.compile
 	$(BIN)/yggrt bench $(DEMO)
