@@ -195,13 +195,15 @@ def _multiply(
         sums = torch.empty(shape, dtype=torch.float32, device=x.device)
     tiles = triton.next_power_of_2(triton.cdiv(num_rows, 16))
     emulate, packed = emulates(x.dtype), weight_format not in packing.DENSE
+    # More stages than these spill in some triton release where codes are unpacked in registers.
+    stages = 2 if packed else 3
     # One that is not read stands in for a bias, so that the arguments have the same types.
     added = x if bias is None else bias
     wrap_triton(_linear_kernel)[(triton.cdiv(size, BLOCK_N), num_splits)](
         x, weight, added, sums, num_rows, size, num_k, num_k, weight.stride(0),
         FORMAT=weight_format, PACKED=packed, BIAS=bias is not None and num_splits == 1,
         TILES=tiles, SPLIT=SPLIT, BLOCK_N=BLOCK_N, BLOCK_K=128 if packed else 64, EMULATE=emulate,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
     if num_splits > 1:
         wrap_triton(_sum_kernel)[(triton.cdiv(size, 256), num_rows)](
