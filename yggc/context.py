@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ygg_kernels.build import BuiltLibrary, build_library
 
@@ -15,19 +16,24 @@ from yggc.models.source import resolve_source
 from yggc.report import Reporter
 from yggc.workdir import WorkDir
 
+if TYPE_CHECKING:
+    from yggc.stages.graphs import BoundGraphs
+
 
 @dataclass(frozen=True)
 class Context:
     """Configuration, work directory and reporter of one build, and what is opened at most once in
     it.
 
-    `folders` holds the output folder of each stage that is done.
+    `folders` holds the output folder of each stage that is done, `bound` the graphs over the
+    packed weights once a stage has run them (`yggc.stages.graphs.bind_graphs`).
     """
 
     config: BuildConfig
     work: WorkDir
     reporter: Reporter
     folders: dict[str, Path] = field(default_factory=dict)
+    bound: dict[Path, BoundGraphs] = field(default_factory=dict)
 
     @cached_property
     def checkpoint(self) -> Checkpoint:

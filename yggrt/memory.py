@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 HUGE_PAGE = 2 << 20
-_READ_BYTES = 64 << 20
+_READ_BYTES = 16 << 20
+_READ_THREADS = 4
 
 
 def available_memory_bytes() -> int:
@@ -41,12 +43,19 @@ def read_into_huge_pages(descriptor: int, num_bytes: int) -> memoryview:
         memory.madvise(mmap.MADV_HUGEPAGE)
     start = -_address(memory) % HUGE_PAGE
     view = memoryview(memory)[start : start + num_bytes]
-    at = 0
-    while at < num_bytes:
-        read = os.preadv(descriptor, [view[at : at + _READ_BYTES]], at)
-        if read == 0:
-            raise EOFError(f"the file ended at byte {at}, wanted {num_bytes}")
-        at += read
+
+    def fill(begin: int) -> None:
+        at, end = begin, min(begin + _READ_BYTES, num_bytes)
+        while at < end:
+            read = os.preadv(descriptor, [view[at:end]], at)
+            if read == 0:
+                raise EOFError(f"the file ended at byte {at}, wanted {num_bytes}")
+            at += read
+
+    # Clearing and filling fresh pages is slower than memory; two threads nearly halve it.
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        for _ in pool.map(fill, range(0, num_bytes, _READ_BYTES)):
+            pass
     return view
 
 

@@ -41,12 +41,37 @@ ygg::bf16 round_to_bf16(float value) {
   return static_cast<ygg::bf16>(bits >> 16);
 }
 
-// Rows of x against packed weights of the given sizes; the vectors are exactly as long as they
-// must be.
-template <class T>
+// Packed weights of any format; the vector is exactly as long as it must be.
+std::vector<std::uint8_t> random_panels(std::int64_t format, std::int64_t size,
+                                        std::int64_t num_k) {
+  const std::int64_t num_panels = (size + ygg::kPanel - 1) / ygg::kPanel;
+  const ygg::FormatInfo& info = ygg::format_info(format);
+  if (info.group == 0) {
+    const std::size_t width = format == ygg::kFloat32 ? sizeof(float) : sizeof(ygg::bf16);
+    std::vector<std::uint8_t> bytes(num_panels * num_k * ygg::kPanel * width);
+    for (std::int64_t n = 0; n < size; ++n) {
+      const std::vector<float> row = random_floats(num_k);
+      for (std::int64_t k = 0; k < num_k; ++k) {
+        const std::int64_t at = (n / ygg::kPanel * num_k + k) * ygg::kPanel + n % ygg::kPanel;
+        const ygg::bf16 half = round_to_bf16(row[k]);
+        const void* value = format == ygg::kFloat32 ? static_cast<const void*>(&row[k]) : &half;
+        std::memcpy(bytes.data() + at * width, value, width);
+      }
+    }
+    return bytes;
+  }
+  std::vector<std::uint8_t> bytes(num_panels * (num_k / info.group) * info.bytes);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::uint8_t>(generator());
+    // The first 64 bytes of a block hold its half floats: 0x2c.. is about 0.06.
+    if (i % info.bytes < 64 && i % 2 == 1) bytes[i] = 0x2c;
+  }
+  return bytes;
+}
+
 std::vector<std::vector<float>> run_linear(const std::vector<float>& x, std::int64_t num_rows,
-                                           std::int64_t num_k,
-                                           const std::vector<std::vector<T>>& panels,
+                                           std::int64_t num_k, std::int64_t format, bool integer,
+                                           const std::vector<std::vector<std::uint8_t>>& panels,
                                            const std::vector<std::vector<float>>& biases,
                                            const std::vector<std::int64_t>& sizes) {
   std::vector<std::vector<float>> outputs;
@@ -54,54 +79,44 @@ std::vector<std::vector<float>> run_linear(const std::vector<float>& x, std::int
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     outputs.emplace_back(num_rows * sizes[i], NAN);
     weights.push_back({panels[i].data(), biases[i].empty() ? nullptr : biases[i].data(),
-                       outputs.back().data(), sizes[i], sizeof(T) == 2});
+                       outputs.back().data(), sizes[i], format});
   }
   const std::int64_t per_thread = ygg::linear_scratch_floats(num_rows);
-  std::vector<float> packed(num_rows > 1 ? num_rows * num_k : 0);
-  std::vector<float> totals(num_threads * per_thread);
+  const bool packs = !integer && num_rows > 1;
+  std::vector<float> packed(packs ? num_rows * num_k : 0);
+  std::vector<std::int32_t> words(integer ? ygg::quantized_words(num_rows, num_k) : 0);
+  std::vector<float> scratch(num_threads * per_thread);
+  const ygg::LinearRows rows{packs ? packed.data() : x.data(), integer ? words.data() : nullptr,
+                             num_rows, num_k};
 #pragma omp parallel num_threads(num_threads)
   {
     const int part = omp_get_thread_num();
     const int parts = omp_get_num_threads();
-    if (num_rows > 1) {
-      ygg::pack_rows(x.data(), num_rows, num_k, packed.data(), part, parts);
+    if (packs) ygg::pack_rows(x.data(), num_rows, num_k, packed.data(), part, parts);
+    if (integer) ygg::quantize_rows(x.data(), num_rows, num_k, words.data(), part, parts);
 #pragma omp barrier
-    }
-    ygg::linear_panels(num_rows > 1 ? packed.data() : x.data(), num_rows, num_k, weights.data(),
-                       static_cast<std::int64_t>(weights.size()),
-                       totals.data() + part * per_thread, part, parts);
+    ygg::linear_panels(rows, weights.data(), static_cast<std::int64_t>(weights.size()),
+                       scratch.data() + part * per_thread, part, parts);
   }
   return outputs;
 }
 
-template <class T>
-void check_linear(std::int64_t num_rows, std::int64_t num_k,
+void check_linear(std::int64_t format, bool integer, std::int64_t num_rows, std::int64_t num_k,
                   const std::vector<std::int64_t>& sizes) {
   const std::vector<float> x = random_floats(num_rows * num_k);
-  std::vector<std::vector<T>> panels;
+  std::vector<std::vector<std::uint8_t>> panels;
   std::vector<std::vector<float>> biases;
   for (std::int64_t size : sizes) {
-    const std::int64_t num_panels = (size + ygg::kPanel - 1) / ygg::kPanel;
-    std::vector<T> packed(num_panels * num_k * ygg::kPanel);
-    for (std::int64_t n = 0; n < size; ++n) {
-      const std::vector<float> row = random_floats(num_k);
-      for (std::int64_t k = 0; k < num_k; ++k) {
-        T& target = packed[(n / ygg::kPanel * num_k + k) * ygg::kPanel + n % ygg::kPanel];
-        if constexpr (sizeof(T) == 2) {
-          target = round_to_bf16(row[k]);
-        } else {
-          target = row[k];
-        }
-      }
-    }
-    panels.push_back(packed);
+    panels.push_back(random_panels(format, size, num_k));
     biases.push_back(size % 2 == 0 ? random_floats(size) : std::vector<float>{});
   }
-  const auto outputs = run_linear<T>(x, num_rows, num_k, panels, biases, sizes);
+  const auto outputs = run_linear(x, num_rows, num_k, format, integer, panels, biases, sizes);
+  // Rounding a row to int8 moves each value by up to 1 / 254 of the largest of its group.
+  const double tolerance = integer ? 2e-2 : 2e-6;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     for (std::int64_t n = 0; n < sizes[i]; ++n) {
       std::vector<float> row(num_k);
-      ygg::gather_row(panels[i].data(), num_k, n, row.data());
+      ygg::gather_row_of(panels[i].data(), format, num_k, n, row.data());
       for (std::int64_t r = 0; r < num_rows; ++r) {
         double sum = biases[i].empty() ? 0.0 : biases[i][n];
         double size = 1.0;
@@ -109,14 +124,14 @@ void check_linear(std::int64_t num_rows, std::int64_t num_k,
           sum += static_cast<double>(x[r * num_k + k]) * row[k];
           size += std::fabs(static_cast<double>(x[r * num_k + k]) * row[k]);
         }
-        expect(std::fabs(sum - outputs[i][r * sizes[i] + n]) <= 2e-6 * size, "linear", num_rows,
-               num_k, n);
+        expect(std::fabs(sum - outputs[i][r * sizes[i] + n]) <= tolerance * size,
+               ygg::format_info(format).name, num_rows, num_k, n);
       }
     }
   }
   for (std::int64_t r = 0; r < num_rows; ++r) {
     const std::vector<float> row(x.begin() + r * num_k, x.begin() + (r + 1) * num_k);
-    const auto alone = run_linear<T>(row, 1, num_k, panels, biases, sizes);
+    const auto alone = run_linear(row, 1, num_k, format, integer, panels, biases, sizes);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       expect(std::memcmp(alone[i].data(), outputs[i].data() + r * sizes[i],
                          sizeof(float) * sizes[i]) == 0,
@@ -335,8 +350,11 @@ int main(int argc, char** argv) {
   check_moves();
   for (std::int64_t rows : {1, 2, 3, 5, 7, 13, 25, 49, 65}) {
     for (std::int64_t k : {1, 40, 255, 256, 257, 512, 576, 1100}) {
-      check_linear<float>(rows, k, {33, 16, 1});
-      check_linear<ygg::bf16>(rows, k, {20, 47});
+      check_linear(ygg::kFloat32, false, rows, k, {33, 16, 1});
+      check_linear(ygg::kBfloat16, false, rows, k, {20, 47});
+    }
+    for (std::int64_t format = ygg::kQ4_0; format < ygg::kNumFormats; ++format) {
+      for (bool integer : {false, true}) check_linear(format, integer, rows, 512, {33, 16, 1});
     }
   }
   const AttentionCase cases[] = {

@@ -72,9 +72,13 @@ void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64
     for (int v = 0; v < kVecs; ++v) acc[r][v] = zero();
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
+    // One request a line of 64 bytes.
+    if (sizeof(T) == sizeof(float) || k % 2 == 0) {
 #pragma GCC unroll 32
-    for (int p = 0; p < P && (sizeof(T) == 4 || k % 2 == 0); ++p) {
-      __builtin_prefetch(ahead.address + p * w_stride * static_cast<std::int64_t>(sizeof(T)), 0, 2);
+      for (int p = 0; p < P; ++p) {
+        __builtin_prefetch(
+            ahead.address + p * w_stride * static_cast<std::int64_t>(sizeof(T)), 0, 2);
+      }
     }
     ahead.address += ahead.step_bytes;
     vec weights[kVecs];

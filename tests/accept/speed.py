@@ -72,22 +72,11 @@ def main() -> None:
     results["plain"] = {"transformers_ms": a * 1e3, "plain_ms": b * 1e3, "speedup": ratio}
     print("plain", results["plain"], flush=True)
     long = (prompt * 8)[:512]
-    ids = torch.tensor([long])
-
-    def reference_prefill_s() -> float:
-        start = perf_counter()
-        with torch.no_grad():
-            reference(ids, use_cache=True, logits_to_keep=1)
-        return perf_counter() - start
-
-    def prefill_s() -> float:
-        cache = session.graphs.new_cache()
-        start = perf_counter()
-        for at, end in prefill_chunks(session.graphs.prefill_buckets, 0, 512):
-            session.graphs.prefill(cache, long[at:end], at)
-        return perf_counter() - start
-
-    a, b, ratio = paired(reference_prefill_s, prefill_s, options.rounds)
+    a, b, ratio = paired(
+        lambda: timed_reference_prefill(reference, long),
+        lambda: timed_prefill(session, long),
+        options.rounds,
+    )
     results["prefill_512"] = {"transformers_ms": a * 1e3, "ours_ms": b * 1e3, "speedup": ratio}
     print("prefill_512", results["prefill_512"], flush=True)
     if not options.skip_bfloat16:
@@ -111,6 +100,22 @@ def timed_reference(reference: Any, prompt: list[int], num: int) -> float:
             )  # fmt: skip
             seconds.append(perf_counter() - start)
     return (seconds[1] - seconds[0]) / (num - 1)
+
+
+def timed_reference_prefill(reference: Any, ids: list[int]) -> float:
+    tokens = torch.tensor([ids])
+    start = perf_counter()
+    with torch.no_grad():
+        reference(tokens, use_cache=True, logits_to_keep=1)
+    return perf_counter() - start
+
+
+def timed_prefill(session: Any, ids: list[int]) -> float:
+    cache = session.graphs.new_cache()
+    start = perf_counter()
+    for at, end in prefill_chunks(session.graphs.prefill_buckets, 0, len(ids)):
+        session.graphs.prefill(cache, ids[at:end], at)
+    return perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from ygg_kernels.ops import load_library
 from yggc.context import Context
 from yggc.errors import StageError
 from yggc.models.weights import weight_name
-from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel, adapt_loaded
+from yggc.stages.adapt import AdaptedModel, adapt_loaded
 from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import Loaded
 from yggc.stages.profile import Profile
@@ -24,7 +24,7 @@ from yggrt.drafters.ngram import NgramDrafter
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.kv import KvCache
-from yggrt.weights import map_file, view
+from yggrt.weights import view
 
 NUM_GOLDEN = 3
 GOLDEN_TOKENS = 24
@@ -117,8 +117,7 @@ def _eager_logits(
     operators = load_library(library.path, library.namespace)
     eager = adapt_loaded(loaded, operators, adapted.model.max_depth)
     module = eager.static_forward("verify")
-    path = context.folders["adapt"] / WEIGHTS_FILE
-    storage = map_file(path, path.stat().st_size)
+    storage = bind_graphs(context, loaded, adapted).storage
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parameter.data = view(storage, adapted.weights[weight_name(adapted.tied, name)])
     rows = chain.num_nodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -153,23 +153,27 @@ def compile_job(job: GraphJob, out: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BoundGraphs:
-    """Graphs over mapped weights, and the table behind them: per graph, its constant's name in the
-    weight table.
-    """
+    """Graphs over the packed weights, which lie where the runtime puts them."""
 
     graphs: AotGraphs
     specs: tuple[GraphSpec, ...]
-    own: dict[str, torch.Tensor]
+    storage: torch.UntypedStorage
 
 
-def bind_graphs(
-    context: Context, loaded: Loaded, adapted: AdaptedModel, *, timed: bool = False
-) -> BoundGraphs:
-    """The graphs of a build, ready to run; `timed`: weights lie where the runtime puts them."""
+def bind_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> BoundGraphs:
+    """The graphs of a build, ready to run: opened once a build, since every opening would hold the
+    weights again.
+    """
+    folder = context.folders["adapt"]
+    if folder not in context.bound:
+        context.bound[folder] = _bind(context, loaded, adapted, folder / WEIGHTS_FILE)
+    return context.bound[folder]
+
+
+def _bind(context: Context, loaded: Loaded, adapted: AdaptedModel, path: Path) -> BoundGraphs:
     built = build_graphs(context, loaded, adapted)
-    path = context.folders["adapt"] / WEIGHTS_FILE
     num_bytes = path.stat().st_size
-    if timed and has_room_for(num_bytes):
+    if has_room_for(num_bytes):
         with path.open("rb") as file:
             storage = copy_file(file.fileno(), num_bytes)
     else:
@@ -186,7 +190,16 @@ def bind_graphs(
     # Not torch's loader alone: a later check traces the operators and needs their shapes.
     operators = load_library(context.library.path, context.library.namespace)
     graphs = AotGraphs(adapted.model, parts, operators)
-    return BoundGraphs(graphs, tuple(spec for spec, _, _ in parts), own)
+    return BoundGraphs(graphs, tuple(spec for spec, _, _ in parts), storage)
+
+
+def own_constants(built: Sequence[BuiltGraph], adapted: AdaptedModel) -> dict[str, torch.Tensor]:
+    """What the graphs bring beside the packed weights, by its name in the weight table."""
+    own: dict[str, torch.Tensor] = {}
+    for graph in built:
+        for _ in _constant_table(graph, adapted, own):
+            pass
+    return own
 
 
 def _constant_table(

@@ -11,7 +11,7 @@ import torch
 from yggc.context import Context
 from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
 from yggc.stages.freeze import Frozen
-from yggc.stages.graphs import bind_graphs, build_graphs
+from yggc.stages.graphs import build_graphs, own_constants
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
 from yggc.stages.search import Searched
@@ -38,13 +38,14 @@ def run(
         OPERATORS_MEMBER: context.library.path,
         BENCH_MEMBER: (files("ygg_artifacts.prompts") / BENCH_MEMBER).read_bytes(),
     }
-    for graph, spec in zip(build_graphs(context, loaded, adapted), frozen.graphs, strict=True):
+    built = build_graphs(context, loaded, adapted)
+    for graph, spec in zip(built, frozen.graphs, strict=True):
         root = f"code/graphs/{spec.name}/"
         for member in (spec.library, spec.calls, spec.metadata):
             members[member] = graph.folder / member.removeprefix(root)
     if loaded.text.tokenizer:
         members[TOKENIZER_MEMBER] = context.folders["load"] / TOKENIZER_MEMBER
-    own = bind_graphs(context, loaded, adapted).own
+    own = own_constants(built, adapted)
     options = ("dtype", "quant", "activations", "kv_dtype", "max_model_len")
     resolved = {option: getattr(loaded, option) for option in options}
     manifest = Manifest(

@@ -36,7 +36,7 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel) -> Any:
 
 def run(context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel) -> Profile:
     threads = context.config.threads
-    bound = bind_graphs(context, loaded, adapted, timed=True)
+    bound = bind_graphs(context, loaded, adapted)
     torch.set_num_threads(threads)
     rows = [r for r in context.config.buckets if r in bound.graphs.row_counts]
     at = min(CONTEXT, adapted.model.max_model_len // 2)

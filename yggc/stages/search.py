@@ -65,7 +65,7 @@ def run(
     context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel, profile: Profile
 ) -> Searched:
     config = context.config
-    bound = bind_graphs(context, loaded, adapted, timed=True)
+    bound = bind_graphs(context, loaded, adapted)
     torch.set_num_threads(config.threads)
     latency = verify_latency(
         profile.latency, [spec.name for spec in bound.specs if spec.kind == "verify"]
