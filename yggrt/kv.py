@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from yggrt.core.formats import cache_row
 from yggrt.core.schema import ModelInfo
-from yggrt.weights import TORCH_DTYPES
+from yggrt.weights import TORCH_DTYPES, zeros_in_huge_pages
 
 
 class KvCache:
@@ -19,13 +17,13 @@ class KvCache:
 
     def __init__(self, model: ModelInfo) -> None:
         self.max_model_len = model.max_model_len
-        # Padding rows read slots that no row has written; zeros keep them finite.
-        self.tensors: list[torch.Tensor] = []
+        shapes = []
         for layer in model.kv_layers:
             for dim in (layer.key_dim, layer.value_dim):
                 dtype, size = cache_row(dim, model.kv_dtype)
-                shape = (1, layer.num_heads, model.num_slots, size)
-                self.tensors.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
+                shapes.append((TORCH_DTYPES[dtype], (1, layer.num_heads, model.num_slots, size)))
+        # Padding rows read slots that no row has written; zeros keep them finite.
+        self.tensors = zeros_in_huge_pages(shapes)
 
     @property
     def num_bytes(self) -> int:

@@ -32,17 +32,23 @@ def has_room_for(num_bytes: int) -> bool:
     return 2 * num_bytes <= available_memory_bytes()
 
 
-def read_into_huge_pages(descriptor: int, num_bytes: int) -> memoryview:
-    """The first `num_bytes` of an open file in memory of this process's own, in huge pages where
-    the system has them: a pass reads every weight once, and small pages cost it about a tenth.
+def huge_pages(num_bytes: int) -> memoryview:
+    """Zeroed memory of this process's own, in huge pages where the system has them: a pass reads
+    every weight and key once, and looking up small pages takes a good part of that time.
 
     Starts on a huge page. The view keeps the memory alive.
     """
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE)
+    # Private: memory that processes share has a huge-page policy of its own, mostly "never".
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     start = -_address(memory) % HUGE_PAGE
-    view = memoryview(memory)[start : start + num_bytes]
+    return memoryview(memory)[start : start + num_bytes]
+
+
+def read_into_huge_pages(descriptor: int, num_bytes: int) -> memoryview:
+    """The first `num_bytes` of an open file in `huge_pages`."""
+    view = huge_pages(num_bytes)
 
     def fill(begin: int) -> None:
         at, end = begin, min(begin + _READ_BYTES, num_bytes)
@@ -52,7 +58,7 @@ def read_into_huge_pages(descriptor: int, num_bytes: int) -> memoryview:
                 raise EOFError(f"the file ended at byte {at}, wanted {num_bytes}")
             at += read
 
-    # Clearing and filling fresh pages is slower than memory; two threads nearly halve it.
+    # Fresh pages are cleared as they are filled, which one core does slower than memory allows.
     with ThreadPoolExecutor(_READ_THREADS) as pool:
         for _ in pool.map(fill, range(0, num_bytes, _READ_BYTES)):
             pass

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from yggrt.core.schema import WeightSpec
-from yggrt.memory import read_into_huge_pages
+from yggrt.memory import huge_pages, read_into_huge_pages
+from yggrt.safetensors_layout import ALIGNMENT
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -32,6 +34,21 @@ def copy_file(descriptor: int, num_bytes: int) -> torch.UntypedStorage:
     """The open file's first `num_bytes`, copied into huge pages of this process's own."""
     data = read_into_huge_pages(descriptor, num_bytes)
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
+
+
+def zeros_in_huge_pages(
+    shapes: Sequence[tuple[torch.dtype, tuple[int, ...]]],
+) -> list[torch.Tensor]:
+    """Tensors of zeros, one behind another in huge pages, each on a 64-byte boundary."""
+    offsets, end = [], 0
+    for dtype, shape in shapes:
+        offsets.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    data = huge_pages(max(end, 1))
+    return [
+        torch.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
+        for (dtype, shape), offset in zip(shapes, offsets, strict=True)
+    ]
 
 
 def view(storage: torch.UntypedStorage, spec: WeightSpec) -> torch.Tensor:
