@@ -24,7 +24,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
 WORK = CACHE / "work"
-RECIPE = ROOT / "artifacts/recipes/smollm2-135m-cpu.toml"
+RECIPE = ROOT / "artifacts/recipes/smollm2-135m-cpu-float32.toml"
 
 
 def yggc_build(output: Path, *arguments: str | Path) -> Path:
