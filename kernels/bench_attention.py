@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional
-from ygg_kernels.bench import measure_bandwidth, measure_flops, seconds_per_call
+from ygg_kernels.bench import DEFAULT_OUT, measure_bandwidth, measure_flops, seconds_per_call
 from ygg_kernels.build import build_library
 from ygg_kernels.ops import Operators, load_library
 
@@ -71,7 +71,7 @@ def time_torch(num_rows: int, length: int, sweeps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="ygg_kernels.bench_attention", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="directory of built libraries")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of built libraries")
     parser.add_argument("--isa", default="native")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--sweeps", type=int, default=3)
