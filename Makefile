@@ -9,6 +9,7 @@ PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 .PHONY: demo test check accept check-kernels gpu-check bench clean
 
 demo: $(VENV)/.compile
+	mkdir -p $(dir $(DEMO))
 	$(BIN)/yggc build artifacts/recipes/smollm2-135m-cpu.toml --gpu cpu --work-dir $(WORK) -o $(DEMO)
 	$(BIN)/yggrt run $(DEMO) --prompt "$(PROMPT)" --max-tokens 200
 
@@ -33,17 +34,19 @@ gpu-check:
 	ln -sfn $(CURDIR)/kernels .cache/gpu_check/ygg_kernels
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.cache/gpu_check $(PYTHON) -m ygg_kernels.triton.gpu_check
 
-bench: $(VENV)/.compile
+bench: demo
 	$(BIN)/yggrt bench $(DEMO)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.compile: pyproject.toml | $(VENV)/bin/python
+	@echo "installing torch, transformers and this project into $(VENV); some minutes"
 	$(BIN)/python -m pip install -q -e '.[compile]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing torch, transformers, the test tools and this project into $(VENV); some minutes"
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	touch $@ $(VENV)/.compile
 

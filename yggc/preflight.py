@@ -22,7 +22,7 @@ from yggc.host import existing_parent, free_disk_bytes
 from yggrt.core.footprint import Footprint
 from yggrt.memory import available_memory_bytes
 
-TORCH_RANGE = ((2, 11), (2, 14))
+TORCH_RANGE = ((2, 13), (2, 14))
 MIN_GXX = 9
 MIN_PYTHON = (3, 11)
 # Graphs, operators, tokenizer and tables beside the weights.

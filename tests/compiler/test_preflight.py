@@ -161,3 +161,15 @@ def test_dry_run_of_a_wheel_fetches_nothing(tmp_path: Path) -> None:
     result = plan("--gpu", "cpu", "--verifier", source, "-o", str(tmp_path / "m.ygg"), *work)
     assert result.returncode == 0, result.stderr
     assert "the model is not here yet" in result.stderr
+
+
+def test_the_demo_makes_the_folder_it_writes_to() -> None:
+    """A fresh clone has no `.cache`, and a build refuses a folder that does not exist."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["make", "-n", "demo"], cwd=root, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    [build] = [number for number, line in enumerate(lines) if "yggc build" in line]
+    output = Path(lines[build].split(" -o ")[1].split()[0])
+    assert any(line == f"mkdir -p {output.parent}/" for line in lines[:build])
