@@ -200,6 +200,6 @@ def test_footprint(llama: LlamaForCausalLM) -> None:
     # q, o: 64 x 64; k, v: 32 x 64; gate, up: 96 x 64; down: 64 x 96
     layer = (2 * 4 * 2 + 2 * 2 * 2 + 2 * 6 * 2 + 4 * 3) * 320
     assert footprint.weights_bytes == norms + vocabulary + 2 * layer
-    # 2 layers, keys and values, 2 heads, 64 + 64 slots, 16 codes and a scale
-    assert footprint.kv_bytes == 2 * 2 * 2 * 128 * 20
-    assert footprint.workspace_bytes == 4 * (400 + 64 * 4 * 96)
+    # 2 layers, keys and values, 2 heads, 64 + 256 slots, 16 codes and a scale
+    assert footprint.kv_bytes == 2 * 2 * 2 * 320 * 20
+    assert footprint.workspace_bytes == 4 * (400 + 256 * 4 * 96)
