@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from yggrt import __version__
-from yggrt.terminal import INTERRUPTED, ReportingGroup, note, reports_errors
+from yggrt.terminal import INTERRUPTED, ReportingGroup, note, prepare_streams, reports_errors
 
 app = typer.Typer(
     name="yggc",
@@ -99,6 +99,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceba
 
 def main() -> None:
     """Entry point of the `yggc` command."""
+    prepare_streams()
     app(prog_name="yggc")
 
 

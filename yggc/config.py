@@ -23,6 +23,7 @@ from yggrt.core.spec import parse_tree_spec
 from yggrt.memory import available_memory_bytes
 
 DEFAULT_MAX_MODEL_LEN = 2048
+MAX_ROWS = 999
 # A compile of one graph: the exported program, Inductor and the C++ compiler.
 JOB_BYTES = 3 << 30
 
@@ -66,9 +67,9 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                     f"{key} is {getattr(self, key)}, wanted at least 1",
                     f"leave {key} out for the default",
                 )
-        if self.max_model_len < 0:
+        if self.max_model_len < 0 or self.max_model_len == 1:
             raise RecipeError(
-                f'max_model_len is {self.max_model_len}, wanted a number of tokens or "auto"',
+                f'max_model_len is {self.max_model_len}, wanted at least 2 tokens or "auto"',
                 "leave it out for auto",
             )
         if (
@@ -80,11 +81,22 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"buckets is {list(self.buckets)}, wanted ascending row counts that start with 1",
                 "plain decoding needs the 1, as in buckets = [1, 4, 8, 16]",
             )
+        if self.graphs == "dynamic" and self.buckets[-1] in (2, 3):
+            raise RecipeError(
+                f'graphs is "dynamic" and the largest bucket {self.buckets[-1]}, wanted 1 or at '
+                "least 4",
+                'build so few rows with graphs = "static"',
+            )
         prefill = list(self.prefill_buckets)
         if not prefill or prefill[0] < 1 or prefill != sorted(set(prefill)):
             raise RecipeError(
                 f"prefill_buckets is {prefill}, wanted ascending row counts of at least 1",
                 "as in prefill_buckets = [64, 256]; a prompt takes the largest that it fills",
+            )
+        if (largest := max(*self.buckets, *prefill)) > MAX_ROWS:
+            raise RecipeError(
+                f"a bucket of {largest} rows, wanted at most {MAX_ROWS}",
+                "more rows at once are no faster",
             )
         digest = self.verifier_sha256.lower()
         if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):

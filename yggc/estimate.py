@@ -58,7 +58,8 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     """The configuration as far as it can be resolved, and what building it would take."""
     found = find_model(config)
     if config.graphs == "dynamic":
-        graphs: tuple[str, ...] = ("verify_001", f"verify_{config.buckets[-1]:03d}")
+        ends = sorted({1, config.buckets[-1]})
+        graphs = tuple(f"verify_{rows:03d}" for rows in ends)
     else:
         graphs = tuple(f"verify_{rows:03d}" for rows in config.buckets)
     graphs += tuple(f"prefill_{rows:03d}" for rows in config.prefill_buckets)

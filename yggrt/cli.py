@@ -6,7 +6,6 @@ Commands parse and print; what they do lies in the modules that they import when
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +20,7 @@ from yggrt.terminal import (
     Interrupt,
     ReportingGroup,
     note,
+    prepare_streams,
     progress,
     reports_errors,
     warn,
@@ -75,13 +75,7 @@ Limit = Annotated[int | None, typer.Option(help="Only the first so many prompts.
 
 def main() -> None:
     """Entry point of the `yggrt` command."""
-    if sys.stdout is None:
-        # Python's stand-in for a closed descriptor; results then go nowhere, as was asked.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            # A terminal that cannot show a character shows a question mark in its place.
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     app(prog_name="yggrt")
 
 

@@ -76,13 +76,7 @@ def start_session(
 
     torch.set_num_threads(num_threads)
     if not mapped:
-        if has_room_for(bundle.num_bytes):
-            bundle.read_weights()
-        else:
-            on_note(
-                f"weights stay in the mapped file: a copy of {bundle.num_bytes / 1e9:.1f} GB in "
-                "huge pages would take more than half of the available memory"
-            )
+        _read_weights(bundle, on_note)
     return Session(
         Parts(
             graphs=AotGraphs.from_bundle(bundle, unpacked),
@@ -97,6 +91,19 @@ def start_session(
         vocab_size=manifest.model.vocab_size,
         tree=spec,
     )
+
+
+def _read_weights(bundle: Bundle, on_note: Callable[[str], None]) -> None:
+    """Copies the weights into huge pages if they fit; says so if they do not."""
+    why = "would take more than half of the available memory"
+    if has_room_for(bundle.num_bytes):
+        try:
+            bundle.read_weights()
+            return
+        except RequestError as error:
+            why = f"is not possible: {error.message}"
+    size = f"{bundle.num_bytes / 1e9:.1f} GB"
+    on_note(f"weights stay in the mapped file: a copy of {size} in huge pages {why}")
 
 
 def load_text(bundle: Bundle) -> Text | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from yggrt.core.errors import RequestError
 
 _CGROUP = Path("/sys/fs/cgroup")
 HUGE_PAGE = 2 << 20
@@ -36,12 +39,23 @@ def huge_pages(num_bytes: int) -> memoryview:
     """Zeroed memory of this process's own, in huge pages where the system has them: a pass reads
     every weight and key once, and looking up small pages takes a good part of that time.
 
-    Starts on a huge page. The view keeps the memory alive.
+    Starts on a huge page. The view keeps the memory alive. Raises RequestError if the system has
+    not as much.
     """
     # Private: memory that processes share has a huge-page policy of its own, mostly "never".
-    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=flags)
+    except OSError as error:
+        raise RequestError(
+            f"{num_bytes / 1e6:.0f} MB of memory cannot be had: {error.strerror}",
+            "free memory or raise this process's limit; --mapped leaves weights in the file, and "
+            "a build with a smaller --max-model-len has smaller caches",
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        # A kernel built without huge pages knows no such advice.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
     start = -_address(memory) % HUGE_PAGE
     return memoryview(memory)[start : start + num_bytes]
 

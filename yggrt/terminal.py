@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
 import signal
 import sys
@@ -58,6 +59,20 @@ class ReportingGroup(TyperGroup):
         except typer.Abort:
             sys.exit(1)
         sys.exit(code or 0)
+
+
+def prepare_streams() -> None:
+    """Makes stdout and stderr fit for writing, whatever they were started with."""
+    # Python's stand-in for a closed descriptor is None; what is written then goes nowhere, as was
+    # asked.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character shows a question mark in its place.
+            stream.reconfigure(errors="replace")
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:

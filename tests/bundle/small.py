@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -65,17 +66,21 @@ def sources() -> list[WeightSource]:
     ]
 
 
-def graph(name: str, rows: int) -> GraphSpec:
+def graph(name: str, rows: int, kind: Literal["verify", "prefill"] = "verify") -> GraphSpec:
     ids = TensorSpec(name="tokens", dtype="int64", shape=(rows,), stride=(1,))
+    caches = tuple(
+        TensorSpec(name=name, dtype="float32", shape=(1, 2, 40, 8), stride=(640, 320, 8, 1))
+        for name in ("keys_0", "values_0")
+    )
     return GraphSpec(
         name=name,
-        kind="verify",
+        kind=kind,
         min_rows=rows,
         max_rows=rows,
         library=f"code/{name}/model.so",
         calls=f"code/{name}/model.calls.json",
         metadata=f"code/{name}/model.json",
-        inputs=(ids,),
+        inputs=(ids, *caches),
         outputs=(ids,),
         constants={"c0": "embedding", "c1": "layer.0.weight"},
     )
@@ -137,7 +142,7 @@ def manifest() -> Manifest:
         ),
         operators="code/libygg.so",
         operator_namespace="ygg_0123",
-        graphs=(graph("w001", 1), graph("w008", 8)),
+        graphs=(graph("w001", 1), graph("w008", 8, "prefill")),
         weights={},
         latency=(LatencyPoint(graph="w001", rows=1, context=0, median_s=0.02, spread_s=0.001),),
         schedule=Schedule(

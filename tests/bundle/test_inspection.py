@@ -32,12 +32,12 @@ def test_description(path: Path) -> None:
     assert found["weights"]["num_tensors"] == len(tensors())
     assert found["weights"]["num_bytes"] == weights_bytes
     assert found["weights"]["largest"][0]["name"] == "embedding"
-    # 2 heads x (8 + 8) values x 40 slots x 4 bytes; 8 rows x (11 logits + 4 x 16) x 4 bytes
+    # 2 heads x (8 + 8) values x 40 slots x 4 bytes; (11 logits + 8 rows x 4 x 16) x 4 bytes
     assert found["memory"] == {
         "weights_bytes": weights_bytes,
         "kv_bytes": 5120,
-        "workspace_bytes": 2400,
-        "total_bytes": weights_bytes + 5120 + 2400,
+        "workspace_bytes": 2092,
+        "total_bytes": weights_bytes + 5120 + 2092,
     }
     assert found["verifier"] == "float32 weights, float32 activations"
     assert found["graphs"][1]["max_rows"] == 8

@@ -13,6 +13,7 @@ from bundle import broken
 from bundle.small import write_small
 
 from yggrt.bundle import Bundle
+from yggrt.core.consistency import check_manifest
 from yggrt.core.errors import BundleError
 
 
@@ -229,3 +230,25 @@ def test_unknown_names(tmp_path: Path, good: bytes) -> None:
             bundle.weight("nose")
         with pytest.raises(BundleError, match="no member 'nose'"):
             bundle.read("nose")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_slots": 20}, "caches have 20 slots, wanted a context of 32"),
+        ({"num_slots": 80}, r"graph 'w001' takes a cache of .*40.*, the model has .*80"),
+        ({"kv_dtype": "bfloat16"}, "takes a cache of"),
+        ({"max_model_len": 9999}, "wanted a context of 9999"),
+        ({"kv_layers": ()}, "takes 2 caches, the model has 0"),
+        ({"activations": "int8"}, "activations are int8 and no matrix is quantised"),
+    ],
+)
+def test_model_and_graphs_that_disagree(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    """A graph would read or write beside its caches, since its loader compares nothing."""
+    found = write_small(tmp_path / "good.ygg")
+    check_manifest(found, "here")
+    wrong = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, **change))
+    with pytest.raises(BundleError, match=message):
+        check_manifest(wrong, "here")

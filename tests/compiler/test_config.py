@@ -195,3 +195,18 @@ def test_packable_leaves_this_machine_out() -> None:
     assert json.loads(json.dumps(packed))["buckets"] == [1, 4, 8, 16]
     again = packed | {"output": "x", "work_dir": "y", "jobs": 1}
     assert msgspec.convert(again, BuildConfig).threads == config.threads
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"graphs": "dynamic", "buckets": [1, 3]}, "largest bucket 3, wanted 1 or at least 4"),
+        ({"prefill_buckets": [256, 2560]}, "a bucket of 2560 rows, wanted at most 999"),
+        ({"prefill_buckets": [256, 64]}, "ascending row counts"),
+        ({"max_model_len": 1}, "max_model_len is 1, wanted at least 2"),
+    ],
+)
+def test_row_counts_that_no_graph_can_have(changes: dict[str, object], message: str) -> None:
+    flags = {"verifier": "m", "output": "m.ygg", "target": "cpu", **changes}
+    with pytest.raises(RecipeError, match=message):
+        load_config(None, flags)

@@ -54,7 +54,9 @@ def test_the_core_imports_nothing_above_it(path: Path) -> None:
 def test_operators_know_only_the_error_types(path: Path) -> None:
     names = imported(path)
     assert not any(n.startswith("yggc") for n in names)
-    assert all(n == "yggrt.core.errors" for n in names if n.startswith("yggrt"))
+    # A benchmark's ceilings are those of the memory that the runtime uses.
+    known = {"yggrt.core.errors"} | ({"yggrt.memory"} if path.stem.startswith("bench") else set())
+    assert {n for n in names if n.startswith("yggrt")} <= known
 
 
 def test_no_room_for_odds_and_ends() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from yggrt.core.errors import RequestError
 from yggrt.memory import HUGE_PAGE, huge_pages, read_into_huge_pages
 from yggrt.weights import zeros_in_huge_pages
 
@@ -51,3 +52,8 @@ def test_tensors_of_zeros_do_not_overlap() -> None:
     for value, tensor in enumerate(tensors, start=1):
         tensor.fill_(value)
     assert [float(t.float().min()) for t in tensors] == [1.0, 2.0, 3.0]
+
+
+def test_memory_that_cannot_be_had() -> None:
+    with pytest.raises(RequestError, match=r"MB of memory cannot be had"):
+        huge_pages(1 << 60)

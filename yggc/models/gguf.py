@@ -192,8 +192,10 @@ class GgufCheckpoint(Checkpoint):
         return self._checked(load_tokenizer(self.source.path.parent, self.source.path.name))
 
     def _stated_ends(self) -> tuple[Any, ...]:
-        keys = ("eos", "eot", "eom")
-        return tuple(self._file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys)
+        names = (f"tokenizer.ggml.{key}_token_id" for key in ("eos", "eot", "eom"))
+        return tuple(
+            int(self._file.number(name, 0)) for name in names if name in self._file.metadata
+        )
 
 
 def gguf_names(model: PreTrainedModel, architecture: str) -> dict[str, str]:
@@ -238,9 +240,10 @@ def check_configuration(file: GgufFile, config: PreTrainedConfig) -> None:
             _TIP,
         )
     for key, read in _FACTS.items():
-        stated = file.metadata.get(f"{file.architecture}.{key}")
-        if stated is None:
+        name = f"{file.architecture}.{key}"
+        if name not in file.metadata:
             continue
+        stated = file.number(name, 0.0)
         found = read(config)
         if not any(
             value is not None and abs(value - stated) <= 1e-6 * abs(stated) for value in found

@@ -36,6 +36,7 @@ _SCALARS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
+_MAX_DEPTH = 8
 _FETCH_TIP = "the file is incomplete or damaged; fetch it again"
 
 
@@ -104,7 +105,8 @@ class GgufFile:
         self._check(start, alignment)
 
     def _check(self, start: int, alignment: int) -> None:
-        if (parts := self.metadata.get("split.count", 1)) > 1:
+        parts = self.number("split.count", 1)
+        if parts > 1:
             raise SourceError(
                 f"{self.path}: is one of {parts} parts of a split GGUF model, one whole file is "
                 "wanted",
@@ -171,6 +173,15 @@ class GgufFile:
         values = dequantize(self.read_bytes(name), GGMLQuantizationType(tensor.type))
         return np.array(values, dtype=np.float32, order="C").reshape(tensor.shape)
 
+    def number(self, key: str, default: float) -> float:
+        """A number of the metadata, `default` without it; SourceError for anything else."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, int | float):
+            raise SourceError(
+                f"{self.path}: metadata {key} is {value!r}, wanted a number", _FETCH_TIP
+            )
+        return value
+
     @cached_property
     def architecture(self) -> str:
         name = self.metadata.get("general.architecture")
@@ -206,7 +217,7 @@ class _Cursor:
         # something.
         return self.take(self.scalar("<Q")).decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         if kind == _STRING:
@@ -215,7 +226,11 @@ class _Cursor:
             raise SourceError(f"{self.path}: metadata value of unknown type {kind}", _FETCH_TIP)
         item, count = self.scalar("<I"), self.scalar("<Q")
         if item not in _SCALARS:
-            return [self.value(item) for _ in range(count)]
+            if depth == _MAX_DEPTH:
+                raise SourceError(
+                    f"{self.path}: metadata arrays nest deeper than {_MAX_DEPTH}", _FETCH_TIP
+                )
+            return [self.value(item, depth + 1) for _ in range(count)]
         form = _SCALARS[item]
         raw = self.take(count * struct.calcsize(form))
         return list(struct.unpack(f"<{count}{form[1]}", raw))

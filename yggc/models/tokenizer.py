@@ -26,10 +26,10 @@ def load_tokenizer(
     arguments = {} if gguf_file is None else {"gguf_file": gguf_file}
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **arguments)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # each tokenizer class checks its files in its own way
         raise SourceError(
             f"{directory / (gguf_file or '')}: its tokenizer cannot be loaded: "
-            f"{str(error).splitlines()[0]}",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
             "fetch the tokenizer files again; without any of them the model is built to work on "
             "ids",
         ) from error

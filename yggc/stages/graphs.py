@@ -69,7 +69,9 @@ def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[
     config = context.config
     rows: list[tuple[Literal["verify", "prefill"], int, int]]
     if config.graphs == "dynamic":
-        rows = [("verify", 1, 1), ("verify", 2, config.buckets[-1])]
+        rows = [("verify", 1, 1)]
+        if config.buckets[-1] > 1:
+            rows.append(("verify", 2, config.buckets[-1]))
     else:
         rows = [("verify", bucket, bucket) for bucket in config.buckets]
     rows += [("prefill", bucket, bucket) for bucket in config.prefill_buckets]

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 
 from yggrt.core.errors import BundleError
-from yggrt.core.schema import Manifest
+from yggrt.core.formats import cache_row
+from yggrt.core.schema import GraphSpec, Manifest, ModelInfo
 
 CODE_PREFIX = "code/"
 MANIFEST_NAME = "manifest.json"
@@ -41,6 +42,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _member_problems(manifest)
     yield from _weight_problems(manifest)
     yield from _graph_problems(manifest)
+    yield from _model_problems(manifest)
     vocab = manifest.model.vocab_size
     for index, golden in enumerate(manifest.golden):
         if any(not 0 <= token < vocab for token in (*golden.prompt_ids, *golden.output_ids)):
@@ -105,3 +107,40 @@ def _graph_problems(manifest: Manifest) -> Iterator[str]:
                     f"graph {graph.name!r}: tensor {tensor.name!r} has {len(tensor.shape)} sizes "
                     f"and {len(tensor.stride)} strides"
                 )
+
+
+def _model_problems(manifest: Manifest) -> Iterator[str]:
+    """The loader of compiled graphs compares no input, so what they are given is compared here."""
+    model = manifest.model
+    for kind in ("verify", "prefill"):
+        if manifest.graphs and not any(graph.kind == kind for graph in manifest.graphs):
+            yield f"the manifest has no {kind} graph"
+    most = max((graph.max_rows for graph in manifest.graphs), default=0)
+    if model.max_model_len < 2 or model.num_slots < model.max_model_len + most:
+        yield (
+            f"caches have {model.num_slots} slots, wanted a context of {model.max_model_len} "
+            f"tokens, at least 2, and the {most} rows of the largest graph"
+        )
+    if model.activations == "int8" and model.quant == "none":
+        yield "activations are int8 and no matrix is quantised"
+    for graph in manifest.graphs:
+        yield from _cache_problems(graph, model)
+
+
+def _cache_problems(graph: GraphSpec, model: ModelInfo) -> Iterator[str]:
+    found = [(spec.dtype, spec.shape) for spec in graph.inputs if len(spec.shape) == 4]
+    wanted = [
+        (dtype, (1, layer.num_heads, model.num_slots, size))
+        for layer in model.kv_layers
+        for dtype, size in (
+            cache_row(layer.key_dim, model.kv_dtype),
+            cache_row(layer.value_dim, model.kv_dtype),
+        )
+    ]
+    if found != wanted:
+        at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), -1)
+        yield (
+            f"graph {graph.name!r} takes {len(found)} caches, the model has {len(wanted)}"
+            if at < 0
+            else f"graph {graph.name!r} takes a cache of {found[at]}, the model has {wanted[at]}"
+        )
