@@ -83,10 +83,12 @@ class Layer(nn.Module):
         k_cache: Tensor,
         v_cache: Tensor,
     ) -> Tensor:
-        x = self.ops.embedding(ids, self.table, 50)
+        x = self.ops.embedding(ids, self.table, 50, 0)
         num_rows = x.shape[1]
         biases = [self.qkv_bias, self.qkv_bias[:32], self.qkv_bias[32:]]
-        q, k, v = self.ops.linear(x, [self.q, self.k, self.v], biases, [64, 32, 32])
+        q, k, v = self.ops.linear(
+            x, [self.q, self.k, self.v], biases, [64, 32, 32], [0, 0, 0], False
+        )
         self.ops.kv_write(k_cache, k.view(1, num_rows, 2, 16).transpose(1, 2), slots)
         self.ops.kv_write(v_cache, v.view(1, num_rows, 2, 16).transpose(1, 2), slots)
         rows = self.ops.tree_attention(
@@ -94,7 +96,7 @@ class Layer(nn.Module):
             0.25, 0, 0.0,
         )  # fmt: skip
         (out,) = self.ops.linear_unbiased(rows.reshape(1, num_rows, 64)[..., :48].contiguous(),
-                                 [self.table], [50])  # fmt: skip
+                                 [self.table], [50], [0], False)  # fmt: skip
         return out.argmax(-1)
 
 
