@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -145,3 +146,18 @@ def reference(source: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Modu
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype).to(torch.float32)
     return model.eval()
+
+
+def greedy_ids(reference: Any, prompt: list[int], num: int) -> list[int]:
+    """What `generate` of transformers' own model says after `prompt`, EOS or not."""
+    with torch.no_grad():
+        out = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=num,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    ids: list[int] = out[0, len(prompt) :].tolist()
+    return ids

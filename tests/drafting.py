@@ -1,13 +1,19 @@
-"""Drafters for exactness tests: full trees around the recorded output, so that rows are accepted
-at every depth.
+"""Drafters and prefixes for exactness tests: full trees around the recorded output, so that rows
+are accepted at every depth.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
+from yggrt.core.passes import prefill_chunks
+from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
+from yggrt.engine import Engine
+from yggrt.gate import OpenGate
+from yggrt.session import Session
 
 
 class RecordedDrafter:
@@ -42,6 +48,25 @@ class RecordedDrafter:
 
     def rewind(self, num_tokens: int) -> None:
         del self._context[num_tokens:]
+
+
+def fill(graphs: Any, cache: Any, prefix: list[int]) -> None:
+    """Runs `prefix` through the prefill graphs into an empty cache."""
+    for start, end in prefill_chunks(graphs.prefill_buckets, 0, len(prefix)):
+        graphs.prefill(cache, prefix[start:end], start)
+
+
+def full_tree_ids(session: Session, tree: str, prompt: list[int], plain: list[int]) -> list[int]:
+    """Output under trees full of random siblings around `plain`."""
+    graphs: Any = session.graphs
+    drafter = RecordedDrafter(prompt, plain, graphs.model.vocab_size)
+    spec = parse_tree_spec(tree)
+    engine = Engine(graphs, graphs.new_cache(), drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
+    ids = [engine.start(prompt)]
+    while len(ids) < len(plain):
+        ids += engine.step().tokens
+    assert engine.stats.accepted > 0 or len(plain) < 3
+    return ids[: len(plain)]
 
 
 def random_tree(rng: random.Random, num_rows: int, vocab_size: int, max_depth: int) -> TokenTree:

@@ -146,16 +146,7 @@ def compare_reference(
     """Counts a difference from `generate`; one is explained by a gap of at most GAP between the
     top two logits.
     """
-    with torch.no_grad():
-        out = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=len(plain),
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    wanted = out[0, len(prompt) :].tolist()
+    wanted = bundles.greedy_ids(reference, prompt, len(plain))
     at = first_difference(plain, wanted)
     if at is None:
         return

@@ -19,11 +19,10 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import bundles
-from drafting import random_tree
+from drafting import fill, random_tree
 from prompts import rows
 
 from yggrt.bundle import Bundle
-from yggrt.core.passes import prefill_chunks
 from yggrt.core.tree import TokenTree
 from yggrt.inspect import describe_verifier
 from yggrt.loading import load
@@ -42,8 +41,7 @@ def compare_nodes(graphs: Any, vocab: int, num_cases: int) -> dict[str, int]:
         prefix = [rng.randrange(vocab) for _ in range(length)]
         tree = random_tree(rng, buckets[case % len(buckets)], vocab, max_depth=12)
         cache = graphs.new_cache()
-        for start, end in prefill_chunks(graphs.prefill_buckets, 0, length):
-            graphs.prefill(cache, prefix[start:end], start)
+        fill(graphs, cache, prefix)
         out = graphs.verify(cache, tree, length)
         # Plain decoding writes over the rows that the tree left.
         for depth, node in enumerate(tree.path(rng.randrange(tree.num_nodes))):

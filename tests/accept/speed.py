@@ -21,9 +21,9 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import bundles
+from drafting import fill
 from prompts import evaluation_ids
 
-from yggrt.core.passes import prefill_chunks
 from yggrt.loading import load
 
 
@@ -113,8 +113,7 @@ def timed_reference_prefill(reference: Any, ids: list[int]) -> float:
 def timed_prefill(session: Any, ids: list[int]) -> float:
     cache = session.graphs.new_cache()
     start = perf_counter()
-    for at, end in prefill_chunks(session.graphs.prefill_buckets, 0, len(ids)):
-        session.graphs.prefill(cache, ids[at:end], at)
+    fill(session.graphs, cache, ids)
     return perf_counter() - start
 
 

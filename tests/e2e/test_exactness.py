@@ -11,13 +11,9 @@ from typing import Any
 import bundles
 import pytest
 import torch
-from drafting import RecordedDrafter, random_tree
+from drafting import fill, full_tree_ids, random_tree
 
-from yggrt.core.passes import prefill_chunks
-from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.engine import Engine
-from yggrt.gate import OpenGate
 from yggrt.loading import load
 from yggrt.session import Session
 
@@ -46,32 +42,11 @@ def prompts(num: int, vocab_size: int, lengths: tuple[int, ...]) -> list[list[in
     ]
 
 
-def full_tree_ids(session: Session, tree: str, prompt: list[int], plain: list[int]) -> list[int]:
-    """Output under trees full of random siblings around `plain`."""
-    graphs: Any = session.graphs
-    drafter = RecordedDrafter(prompt, plain, graphs.model.vocab_size)
-    spec = parse_tree_spec(tree)
-    engine = Engine(graphs, graphs.new_cache(), drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
-    ids = [engine.start(prompt)]
-    while len(ids) < len(plain):
-        ids += engine.step().tokens
-    assert engine.stats.accepted > 0 or len(plain) < 3
-    return ids[: len(plain)]
-
-
 @pytest.mark.tiny
 def test_plain_decoding_says_what_transformers_says(session: Session, tiny_reference: Any) -> None:
     for prompt in prompts(6, 400, (1, 2, 3, 7, 16, 40)):
         done = session.generate(prompt, max_tokens=40, plain=True, ignore_eos=True)
-        with torch.no_grad():
-            out = tiny_reference.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=40,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        assert done.ids == out[0, len(prompt) :].tolist()
+        assert done.ids == bundles.greedy_ids(tiny_reference, prompt, 40)
 
 
 @pytest.mark.tiny
@@ -153,11 +128,6 @@ def test_one_thread_and_many_give_the_same_bits(session: Session) -> None:
         torch.set_num_threads(before)
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
-
-
-def fill(graphs: Any, cache: Any, prefix: list[int]) -> None:
-    for start, end in prefill_chunks(graphs.prefill_buckets, 0, len(prefix)):
-        graphs.prefill(cache, prefix[start:end], start)
 
 
 @pytest.mark.tiny

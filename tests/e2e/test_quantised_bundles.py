@@ -13,13 +13,9 @@ from typing import Any
 import bundles
 import pytest
 import torch
-from drafting import RecordedDrafter, random_tree
+from drafting import fill, full_tree_ids, random_tree
 
-from yggrt.core.passes import prefill_chunks
-from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.engine import Engine
-from yggrt.gate import OpenGate
 from yggrt.inspect import inspect_bundle
 from yggrt.loading import load
 from yggrt.session import Session
@@ -51,36 +47,18 @@ def test_stored_blocks_say_what_transformers_says(kept: Path) -> None:
     reference: Any = bundles.reference(bundles.tiny_gguf())
     for prompt in prompts((1, 2, 7, 30)):
         done = session.generate(prompt, max_tokens=40, plain=True, ignore_eos=True)
-        with torch.no_grad():
-            out = reference.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=40,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        assert done.ids == out[0, len(prompt) :].tolist()
+        assert done.ids == bundles.greedy_ids(reference, prompt, 40)
 
 
 @pytest.mark.parametrize("name", ["kept", "rounded"])
 def test_trees_say_what_plain_decoding_says(name: str, request: pytest.FixtureRequest) -> None:
     session: Session = load(request.getfixturevalue(name))
-    graphs: Any = session.graphs
     for prompt in prompts((1, 3, 30)):
         plain = session.generate(prompt, max_tokens=40, plain=True, ignore_eos=True).ids
         for tree in TREES:
             done = session.generate(prompt, max_tokens=40, tree=tree, gated=False, ignore_eos=True)
             assert done.ids == plain
-            drafter = RecordedDrafter(prompt, plain, graphs.model.vocab_size)
-            spec = parse_tree_spec(tree)
-            engine = Engine(
-                graphs, graphs.new_cache(), drafter, spec, lambda rows: 1.0, 0.0, OpenGate()
-            )
-            ids = [engine.start(prompt)]
-            while len(ids) < len(plain):
-                ids += engine.step().tokens
-            assert engine.stats.accepted > 0
-            assert ids[: len(plain)] == plain
+            assert full_tree_ids(session, tree, prompt, plain) == plain
 
 
 @pytest.mark.parametrize("name", ["kept", "rounded"])
@@ -92,8 +70,7 @@ def test_rows_have_the_bits_of_plain_decoding(name: str, request: pytest.Fixture
         tree = random_tree(rng, rng.choice([2, 4, 9, 16]), 400, max_depth=8)
         cache, alone = graphs.new_cache(), graphs.new_cache()
         for one in (cache, alone):
-            for start, end in prefill_chunks(graphs.prefill_buckets, 0, length):
-                graphs.prefill(one, prefix[start:end], start)
+            fill(graphs, one, prefix)
         out = graphs.verify(cache, tree, length)
         for depth, node in enumerate(tree.path(tree.num_nodes - 1)):
             single = graphs.verify(alone, TokenTree.single(tree.tokens[node]), length + depth)

@@ -10,7 +10,7 @@ from typing import Any
 import bundles
 import pytest
 import torch
-from test_exactness import fill, full_tree_ids
+from drafting import fill, full_tree_ids
 
 from yggrt.bundle import Bundle
 from yggrt.core.tree import TokenTree
@@ -51,15 +51,8 @@ def test_tokens_equal_transformers_and_every_tree(session: Session, reference: A
     for prompt in prompts():
         ids = prompt.encode(session.text)
         plain = session.generate(ids, max_tokens=NUM_TOKENS, plain=True, ignore_eos=True).ids
+        wanted = bundles.greedy_ids(reference, ids, NUM_TOKENS)
         with torch.no_grad():
-            wanted = reference.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-                max_new_tokens=NUM_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )[0, len(ids) :].tolist()
             if plain != wanted:
                 at = next(i for i in range(NUM_TOKENS) if plain[i] != wanted[i])
                 logits = reference(torch.tensor([ids + wanted[:at]])).logits[0, -1]
