@@ -22,7 +22,7 @@ import msgspec
 
 from yggc.errors import StageError
 from yggc.workdir import hash_inputs
-from yggrt.core.formats import cache_row
+from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import KvLayer, TensorSpec
 
 # Graph code holds elementwise glue only; the operators carry the wide vectors. One level keeps
@@ -116,11 +116,8 @@ def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...]) -> list[Any]:
     ]
     if job.kind == "prefill":
         inputs.append(torch.zeros(1, dtype=torch.int64))
-    for layer in kv_layers:
-        for dim in (layer.key_dim, layer.value_dim):
-            dtype, size = cache_row(dim, job.kv_dtype)
-            shape = (1, layer.num_heads, job.num_slots, size)
-            inputs.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
+    for dtype, shape in cache_shapes(kv_layers, job.num_slots, job.kv_dtype):
+        inputs.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
     return inputs
 
 

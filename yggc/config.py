@@ -111,6 +111,25 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         self._check_tree()
 
+    @property
+    def graph_rows(self) -> dict[str, tuple[Literal["verify", "prefill"], int, int]]:
+        """Kind, fewest and most rows of every graph, by its name; no name begins another."""
+        if self.graphs == "static":
+            verify = [(bucket, bucket) for bucket in self.buckets]
+        else:
+            verify = [(1, 1)]
+            if self.buckets[-1] > 1:
+                verify.append((2, self.buckets[-1]))
+        rows: list[tuple[Literal["verify", "prefill"], int, int]]
+        rows = [("verify", fewest, most) for fewest, most in verify]
+        rows += [("prefill", bucket, bucket) for bucket in self.prefill_buckets]
+        return {f"{kind}_{most:03d}": (kind, fewest, most) for kind, fewest, most in rows}
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest graph; caches have as many slots beyond the context limit."""
+        return max(self.buckets[-1], self.prefill_buckets[-1])
+
     def _check_tree(self) -> None:
         if self.tree == "auto":
             return

@@ -57,12 +57,7 @@ def find_model(config: BuildConfig) -> tuple[Any, Checkpoint | None] | None:
 def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     """The configuration as far as it can be resolved, and what building it would take."""
     found = find_model(config)
-    if config.graphs == "dynamic":
-        ends = sorted({1, config.buckets[-1]})
-        graphs = tuple(f"verify_{rows:03d}" for rows in ends)
-    else:
-        graphs = tuple(f"verify_{rows:03d}" for rows in config.buckets)
-    graphs += tuple(f"prefill_{rows:03d}" for rows in config.prefill_buckets)
+    graphs = tuple(config.graph_rows)
     if found is None:
         note = "the model is not here yet: minutes and sizes are known after the first fetch"
         sizes = (OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from yggrt.core.formats import cache_row
+from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import ModelInfo
 from yggrt.weights import TORCH_DTYPES, zeros_in_huge_pages
 
@@ -17,13 +17,11 @@ class KvCache:
 
     def __init__(self, model: ModelInfo) -> None:
         self.max_model_len = model.max_model_len
-        shapes = []
-        for layer in model.kv_layers:
-            for dim in (layer.key_dim, layer.value_dim):
-                dtype, size = cache_row(dim, model.kv_dtype)
-                shapes.append((TORCH_DTYPES[dtype], (1, layer.num_heads, model.num_slots, size)))
+        shapes = cache_shapes(model.kv_layers, model.num_slots, model.kv_dtype)
         # Padding rows read slots that no row has written; zeros keep them finite.
-        self.tensors = zeros_in_huge_pages(shapes)
+        self.tensors = zeros_in_huge_pages(
+            [(TORCH_DTYPES[dtype], shape) for dtype, shape in shapes]
+        )
 
     @property
     def num_bytes(self) -> int:

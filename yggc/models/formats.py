@@ -96,7 +96,7 @@ def model_footprint(model: Any, config: BuildConfig, formats: Mapping[str, str])
     heads = getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads
     dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     layers = [KvLayer(num_heads=heads, key_dim=dim, value_dim=dim)] * hf.num_hidden_layers
-    slots = config.max_model_len + max(rows, config.prefill_buckets[-1])
+    slots = config.max_model_len + config.most_rows
     widest = max((max(one.num_outputs, one.num_inputs) for one in inner), default=hf.hidden_size)
     return Footprint(
         weights_bytes=weights,

@@ -81,7 +81,7 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
         hidden_size=adapted.config.hidden_size,
         num_parameters=loaded.num_parameters,
         max_model_len=loaded.max_model_len,
-        num_slots=loaded.max_model_len + max(config.buckets[-1], config.prefill_buckets[-1]),
+        num_slots=loaded.max_model_len + config.most_rows,
         kv_dtype=loaded.kv_dtype,
         kv_layers=adapted.kv_layers,
         eos_ids=loaded.eos_ids,

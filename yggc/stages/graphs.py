@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import torch
@@ -65,22 +64,14 @@ class BuiltGraph:
 
 
 def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[GraphJob]:
-    """The graphs that the configuration asks for; names are no prefixes of each other."""
+    """The graphs that the configuration asks for."""
     config = context.config
-    rows: list[tuple[Literal["verify", "prefill"], int, int]]
-    if config.graphs == "dynamic":
-        rows = [("verify", 1, 1)]
-        if config.buckets[-1] > 1:
-            rows.append(("verify", 2, config.buckets[-1]))
-    else:
-        rows = [("verify", bucket, bucket) for bucket in config.buckets]
-    rows += [("prefill", bucket, bucket) for bucket in config.prefill_buckets]
     return [
         GraphJob(
-            name=f"{kind}_{highest:03d}",
+            name=name,
             kind=kind,
-            min_rows=lowest,
-            max_rows=highest,
+            min_rows=fewest,
+            max_rows=most,
             config=loaded.config,
             num_slots=adapted.model.num_slots,
             max_depth=adapted.model.max_depth,
@@ -94,7 +85,7 @@ def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[
             transformers_version=version("transformers"),
             compiler_digest=compiler_digest(),
         )
-        for kind, lowest, highest in rows
+        for name, (kind, fewest, most) in config.graph_rows.items()
     ]
 
 

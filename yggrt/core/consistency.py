@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from yggrt.core.errors import BundleError
-from yggrt.core.formats import cache_row
+from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import GraphSpec, Manifest, ModelInfo
 
 CODE_PREFIX = "code/"
@@ -129,14 +129,7 @@ def _model_problems(manifest: Manifest) -> Iterator[str]:
 
 def _cache_problems(graph: GraphSpec, model: ModelInfo) -> Iterator[str]:
     found = [(spec.dtype, spec.shape) for spec in graph.inputs if len(spec.shape) == 4]
-    wanted = [
-        (dtype, (1, layer.num_heads, model.num_slots, size))
-        for layer in model.kv_layers
-        for dtype, size in (
-            cache_row(layer.key_dim, model.kv_dtype),
-            cache_row(layer.value_dim, model.kv_dtype),
-        )
-    ]
+    wanted = cache_shapes(model.kv_layers, model.num_slots, model.kv_dtype)
     if found != wanted:
         at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), -1)
         yield (

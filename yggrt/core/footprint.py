@@ -4,10 +4,11 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from yggrt.core.formats import cache_row
+from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import DTYPE_BYTES, KvLayer
 
 # Of the widest layer's inputs and outputs, so many are alive at once in a compiled graph.
@@ -29,12 +30,8 @@ class Footprint:
 
 def kv_bytes(layers: Iterable[KvLayer], num_slots: int, kv_dtype: str) -> int:
     """Bytes of one sequence's caches."""
-    total = 0
-    for layer in layers:
-        for dim in (layer.key_dim, layer.value_dim):
-            dtype, size = cache_row(dim, kv_dtype)
-            total += layer.num_heads * num_slots * size * DTYPE_BYTES[dtype]
-    return total
+    shapes = cache_shapes(layers, num_slots, kv_dtype)
+    return sum(math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in shapes)
 
 
 def workspace_bytes(verify_rows: int, prefill_rows: int, vocab_size: int, widest: int) -> int:

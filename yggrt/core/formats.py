@@ -8,7 +8,12 @@ holds the codes and scales of GGUF's blocks of the same name in another order
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from yggrt.core.schema import KvLayer
 
 PANEL = 16
 
@@ -58,8 +63,15 @@ def quantised_format(dtype: str, shape: tuple[int, ...]) -> str | None:
     return next(found, None)
 
 
-def cache_row(dim: int, kv_dtype: str) -> tuple[str, int]:
-    """Dtype and size of one cached row of `dim` values. An int8 row is `dim` codes and one float32
-    scale, in bytes.
+def cache_shapes(
+    layers: Iterable[KvLayer], num_slots: int, kv_dtype: str
+) -> list[tuple[str, tuple[int, int, int, int]]]:
+    """Dtype and shape [1, heads, slots, row] of every cache: per layer the keys', then the
+    values'. An int8 row is its codes and one float32 scale, in bytes.
     """
-    return ("uint8", dim + 4) if kv_dtype == "int8" else (kv_dtype, dim)
+    dtype, more = ("uint8", 4) if kv_dtype == "int8" else (kv_dtype, 0)
+    return [
+        (dtype, (1, layer.num_heads, num_slots, dim + more))
+        for layer in layers
+        for dim in (layer.key_dim, layer.value_dim)
+    ]
