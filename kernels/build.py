@@ -30,6 +30,8 @@ HEADERS = (
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
 # Two libraries in one process must not share inline functions: they may be for different machines.
 LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
+# Loaded for all to see, so nothing but the C functions that graphs call may be seen.
+EXPORTS = "{{ global: {namespace}_*; local: *; }};"
 # GCC 12 takes the undefined operands of its own AVX-512 headers for a mistake.
 WARNING_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
@@ -127,7 +129,7 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
     ).stdout.partition("\n")[0]
     flags = (*BASE_FLAGS, *LIBRARY_FLAGS, *isa_compile)
     digest = hashlib.sha256()
-    for item in (*flags, version, torch.__version__):
+    for item in (*flags, EXPORTS, version, torch.__version__):
         digest.update(item.encode() + b"\0")
     for file in (*HEADERS, "ops.cpp"):
         digest.update((SOURCE_DIR / file).read_bytes() + b"\0")
@@ -143,6 +145,8 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
     with tempfile.TemporaryDirectory(dir=out_dir) as scratch:
         compiled = Path(scratch) / "ops.o"
         linked = Path(scratch) / target.name
+        exports = Path(scratch) / "exports.map"
+        exports.write_text(EXPORTS.format(namespace=namespace), encoding="utf-8")
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
         _run(
             [compiler, *flags, abi, f"-DYGG_NAMESPACE={namespace}", *includes,
@@ -153,7 +157,7 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
         # loaded, so that there is one pool of threads and torch.set_num_threads governs it.
         _run(
             [compiler, "-shared", str(compiled), "-o", str(linked),
-             f"-L{libraries}", "-ltorch_cpu", "-lc10"],
+             f"-Wl,--version-script={exports}", f"-L{libraries}", "-ltorch_cpu", "-lc10"],
             "linking the CPU operators",
         )  # fmt: skip
         os.replace(linked, target)

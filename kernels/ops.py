@@ -5,6 +5,7 @@ Used at export time only: the runtime loads the library itself and calls it thro
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from ygg_kernels.formats import FORMATS
+
+
+_LIST = "const AtenTensorHandle*, int64_t"
+_INTS = "const int64_t*, int64_t"
+# Parameters of the C functions by which compiled graphs call an operator (see cpu/ops.cpp).
+_C_PARAMETERS = {
+    "linear": f"AtenTensorHandle, {_LIST}, {_LIST}, {_INTS}, {_INTS}, int32_t, ...",
+    "linear_unbiased": f"AtenTensorHandle, {_LIST}, {_INTS}, {_INTS}, int32_t, ...",
+    "tree_attention": ", ".join(["AtenTensorHandle"] * 6)
+    + ", double, int64_t, double, AtenTensorHandle*",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +39,35 @@ class Operators:
     kv_write: Callable[..., None]
     kv_commit: Callable[..., None]
 
+    def c_shims(self) -> dict[Any, list[str]]:
+        """What `torch._inductor.config.aot_inductor.custom_ops_to_c_shims` wants: declarations of
+        C functions, by operator.
+
+        Inductor names them without the namespace; the symbols have it, since two libraries may
+        be in one process.
+        """
+        return {
+            getattr(self, name): [
+                f"AOTITorchError aoti_torch_cpu_{name}({parameters}) "
+                f'__asm__("{self.namespace}_{name}")'
+            ]
+            for name, parameters in _C_PARAMETERS.items()
+        }
+
 
 def load_library(path: Path, namespace: str) -> Operators:
     """Loads the library and registers the shapes of its results, once per process."""
     loaded = getattr(torch.ops, namespace)
     if not hasattr(loaded, "linear"):
-        torch.ops.load_library(str(path))
+        # Not torch.ops.load_library: graphs find C functions only in a library that is global.
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     # Asked apart: a runtime in the same process loads the library and needs no shapes.
     if not _has_shapes(namespace):
         _register_shapes(namespace)
     return Operators(
         namespace=namespace,
         linear=loaded.linear.default,
-        linear_unbiased=loaded.linear.unbiased,
+        linear_unbiased=loaded.linear_unbiased.default,
         embedding=loaded.embedding.default,
         tree_attention=loaded.tree_attention.default,
         kv_write=loaded.kv_write.default,
@@ -63,7 +91,7 @@ def _register_shapes(namespace: str) -> None:
     ) -> list[Tensor]:
         return [x.new_empty((*x.shape[:-1], size)) for size in sizes]
 
-    def unbiased(
+    def linear_unbiased(
         x: Tensor, weights: list[Tensor], sizes: list[int], formats: list[int], integer: bool
     ) -> list[Tensor]:
         return linear(x, weights, [], sizes, formats, integer)
@@ -83,6 +111,5 @@ def _register_shapes(namespace: str) -> None:
     def kv_commit(caches: list[Tensor], sources: Tensor, targets: Tensor) -> None:
         return None
 
-    for shape in (linear, embedding, tree_attention, kv_write, kv_commit):
+    for shape in (linear, linear_unbiased, embedding, tree_attention, kv_write, kv_commit):
         torch.library.register_fake(f"{namespace}::{shape.__name__}", shape)
-    torch.library.register_fake(f"{namespace}::linear.unbiased", unbiased)

@@ -147,7 +147,7 @@ OUTPUT_NAMES = ["ids", "logits", "hidden", "hazards"]
 
 
 @contextlib.contextmanager
-def _inductor_settings(scratch: Path) -> Iterator[None]:
+def _inductor_settings(scratch: Path, c_shims: dict[Any, list[str]]) -> Iterator[None]:
     """Settings of one compile; caches go to `scratch`, so that a killed build leaves nothing
     behind elsewhere.
     """
@@ -159,6 +159,7 @@ def _inductor_settings(scratch: Path) -> Iterator[None]:
         "cpp.threads": 1,
         "aot_inductor.package_constants_in_so": False,
         "freezing": False,
+        "aot_inductor.custom_ops_to_c_shims": c_shims,
         # A small tensor would otherwise be inlined into the code, and a graph must not depend on
         # values.
         "always_keep_tensor_constants": True,
@@ -173,15 +174,13 @@ def _inductor_settings(scratch: Path) -> Iterator[None]:
         yield
 
 
-def export(job: GraphJob) -> tuple[Any, Any, list[Any]]:
+def export(job: GraphJob, operators: Any) -> tuple[Any, Any, list[Any]]:
     """Adapts and exports: (exported program, adapted skeleton, example inputs)."""
     import torch
-    from ygg_kernels.ops import load_library
 
     from yggc.models.adapt import adapt
     from yggc.models.fuse import join_linears, refuse_foreign_products
 
-    operators = load_library(job.operators, job.namespace)
     adapted = adapt(
         job.config, operators, job.max_depth, job.weight_dtype, job.formats, job.activations
     )
@@ -211,10 +210,15 @@ def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
 
     import torch
     from torch._inductor import aoti_compile_and_package
+    from ygg_kernels.ops import load_library
 
     started = time.perf_counter()
-    program, adapted, inputs = export(job)
-    with tempfile.TemporaryDirectory(dir=out) as scratch, _inductor_settings(Path(scratch)):
+    operators = load_library(job.operators, job.namespace)
+    program, adapted, inputs = export(job, operators)
+    with (
+        tempfile.TemporaryDirectory(dir=out) as scratch,
+        _inductor_settings(Path(scratch), operators.c_shims()),
+    ):
         package = Path(scratch, "graph.pt2")
         try:
             aoti_compile_and_package(program, package_path=str(package))

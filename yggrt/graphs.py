@@ -5,6 +5,7 @@ Knows rows, slots and tensors; knows nothing of text, drafters or acceptance.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ def open_loader(directory: Path) -> Any:
     The stock `aoti_load_package` compiles a C++ probe at load and parses its specs at every call.
     """
     return torch._C._aoti.AOTIModelPackageLoader(str(directory), "model", True, 1, -1)
+
+
+def load_operators(path: Path) -> None:
+    """Loads an operator library into the process, its C functions where graphs find them."""
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def _mask(tree: TokenTree) -> torch.Tensor:
@@ -130,7 +136,7 @@ class AotGraphs:
         # A second library with the namespace of a first would end the process; the name is a
         # digest of the code, so the first is as good.
         if not hasattr(operators, "kv_commit"):
-            torch.ops.load_library(str(unpacked / manifest.operators))
+            load_operators(unpacked / manifest.operators)
         graphs = [
             (
                 spec,

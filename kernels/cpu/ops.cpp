@@ -4,11 +4,17 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
 #include <omp.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 
 #include <array>
+#include <cstdarg>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -66,7 +72,38 @@ void check_panels(const Tensor& t, const char* name, int64_t num_outputs, int64_
               ", got sizes ", t.sizes(), " strides ", t.strides());
 }
 
-Tensor scratch(int64_t floats) { return at::empty({floats}, at::TensorOptions(at::kFloat)); }
+// Memory for one call at a time, kept from call to call: after the first passes none is allocated.
+class Workspace {
+ public:
+  // `num_bytes` of memory, valid until the next call of this thread.
+  template <class T>
+  T* take(int64_t count) {
+    const auto num_bytes = static_cast<size_t>(count) * sizeof(T);
+    if (num_bytes > num_bytes_) {
+      memory_.reset();
+      num_bytes_ = (num_bytes + kLine - 1) / kLine * kLine;
+      memory_.reset(std::aligned_alloc(kLine, num_bytes_));
+      if (memory_ == nullptr) {
+        num_bytes_ = 0;
+        throw std::bad_alloc();
+      }
+    }
+    return static_cast<T*>(memory_.get());
+  }
+
+ private:
+  static constexpr size_t kLine = 64;
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  size_t num_bytes_ = 0;
+};
+
+Workspace& workspace() {
+  static thread_local Workspace of_thread;
+  return of_thread;
+}
 
 // `biases` holds one bias per weight, or nothing.
 std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::TensorList biases,
@@ -82,9 +119,8 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
   const int64_t num_rows = x.numel() / num_k;
 
   std::vector<Tensor> outputs;
-  std::vector<ygg::LinearWeight> items;
+  c10::SmallVector<ygg::LinearWeight, 8> items;
   outputs.reserve(weights.size());
-  items.reserve(weights.size());
   bool wants_floats = false;
   bool wants_integers = false;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -114,8 +150,7 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
   const int64_t per_thread = ygg::linear_scratch_floats(num_rows);
   const int64_t packed_floats = packs ? num_rows * num_k : 0;
   const int64_t words = wants_integers ? ygg::quantized_words(num_rows, num_k) : 0;
-  const Tensor memory = scratch(packed_floats + words + num_threads * per_thread);
-  float* packed = memory.mutable_data_ptr<float>();
+  float* packed = workspace().take<float>(packed_floats + words + num_threads * per_thread);
   auto* quantized = reinterpret_cast<int32_t*>(packed + packed_floats);
   float* totals = packed + packed_floats + words;
   const ygg::LinearRows forms{packs ? packed : rows, wants_integers ? quantized : nullptr,
@@ -229,19 +264,20 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
   TORCH_CHECK(window >= 0, "tree_attention: window is ", window, ", expected >= 0");
   TORCH_CHECK(softcap >= 0.0, "tree_attention: softcap is ", softcap, ", expected >= 0");
   const int64_t prefix = *length.const_data_ptr<int64_t>();
-  TORCH_CHECK(prefix >= 0 && prefix + num_rows <= k_cache.size(2), "tree_attention: length ",
+  TORCH_CHECK(prefix >= 0 && prefix <= k_cache.size(2) - num_rows, "tree_attention: length ",
               prefix, " and ", num_rows, " rows do not fit ", k_cache.size(2), " slots");
 
   Tensor output = at::empty({1, num_rows, num_heads, values.size}, q.options());
   if (output.numel() == 0) return output;
   const bool* mask = tree_mask.const_data_ptr<bool>();
-  const auto integers = at::TensorOptions(at::kLong);
-  const Tensor first = at::empty({2 * num_rows + 1}, integers);
-  int64_t* runs = first.mutable_data_ptr<int64_t>();
-  int64_t* first_ancestor = runs + num_rows;
-  const Tensor others =
-      at::empty({ygg::read_runs(mask, num_rows, runs, first_ancestor)}, integers);
-  ygg::read_ancestors(mask, num_rows, runs, others.mutable_data_ptr<int64_t>());
+  c10::SmallVector<int64_t, 256> indices(2 * num_rows + 1);
+  const int64_t num_others =
+      ygg::read_runs(mask, num_rows, indices.data(), indices.data() + num_rows);
+  indices.resize(indices.size() + num_others);
+  const int64_t* runs = indices.data();
+  const int64_t* first_ancestor = runs + num_rows;
+  int64_t* others = indices.data() + 2 * num_rows + 1;
+  ygg::read_ancestors(mask, num_rows, runs, others);
 
   const ygg::TreeAttention a{q.const_data_ptr<float>(),
                              q.stride(1),
@@ -256,7 +292,7 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
                              positions.const_data_ptr<int64_t>(),
                              runs,
                              first_ancestor,
-                             others.const_data_ptr<int64_t>(),
+                             others,
                              static_cast<float>(scale),
                              window,
                              static_cast<float>(softcap)};
@@ -264,8 +300,7 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
   const ygg::AttentionPlan plan(a, num_threads);
   const int64_t per_thread = ygg::AttentionScratch::num_floats(a);
   const int64_t partials_floats = ygg::partials_floats(a, plan);
-  const Tensor memory = scratch(partials_floats + num_threads * per_thread);
-  float* partials = memory.mutable_data_ptr<float>();
+  float* partials = workspace().take<float>(partials_floats + num_threads * per_thread);
 #pragma omp parallel num_threads(num_threads)
   {
     ygg::AttentionWorker worker(a, plan, partials,
@@ -304,16 +339,94 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
     check_range(sources, "kv_commit: sources", cache.size(2));
     check_range(targets, "kv_commit: targets", cache.size(2));
   }
-  const Tensor buffer = at::empty({sources.numel() * largest}, at::TensorOptions(at::kByte));
+  char* buffer = workspace().take<char>(sources.numel() * largest);
   for (const Tensor& cache : caches) {
     ygg::move_rows(static_cast<char*>(cache.mutable_data_ptr()), cache.size(1), cache.size(2),
                    cache.size(3) * cache.element_size(), sources.const_data_ptr<int64_t>(),
-                   targets.const_data_ptr<int64_t>(), sources.numel(),
-                   static_cast<char*>(buffer.mutable_data_ptr()));
+                   targets.const_data_ptr<int64_t>(), sources.numel(), buffer);
   }
 }
 
+using torch::aot_inductor::new_tensor_handle;
+using torch::aot_inductor::tensor_handle_to_tensor_pointer;
+
+const Tensor& tensor(AtenTensorHandle handle) { return *tensor_handle_to_tensor_pointer(handle); }
+
+// The tensors behind `count` handles; no reference is counted.
+class Tensors {
+ public:
+  Tensors(const AtenTensorHandle* handles, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) list_.push_back(tensor(handles[i]));
+  }
+  operator at::TensorList() const { return list_; }
+
+ private:
+  c10::SmallVector<Tensor, 4> list_;
+};
+
+// Where a call wants its results: one pointer each, behind its named arguments.
+class Places {
+ public:
+  Places(int64_t count, va_list arguments) {
+    for (int64_t i = 0; i < count; ++i) list_.push_back(va_arg(arguments, AtenTensorHandle*));
+  }
+  void fill(std::vector<Tensor>&& outputs) const {
+    for (size_t i = 0; i < list_.size(); ++i) *list_[i] = new_tensor_handle(std::move(outputs[i]));
+  }
+
+ private:
+  c10::SmallVector<AtenTensorHandle*, 4> list_;
+};
+
 }  // namespace
+
+// What compiled graphs call: C functions, named by the namespace and the operator, in the manner
+// of AOTInductor's C shims (declared in ygg_kernels.ops). A call through torch's dispatcher boxes
+// every argument, which costs as much as a small product.
+#define YGG_PASTE(ns, name) ns##_##name
+#define YGG_EXPORT(ns, name) \
+  extern "C" __attribute__((visibility("default"))) AOTITorchError YGG_PASTE(ns, name)
+
+YGG_EXPORT(YGG_NAMESPACE, linear)(AtenTensorHandle x, const AtenTensorHandle* weights,
+                                  int64_t num_weights, const AtenTensorHandle* biases,
+                                  int64_t num_biases, const int64_t* sizes, int64_t num_sizes,
+                                  const int64_t* formats, int64_t num_formats, int32_t integer,
+                                  ...) {
+  va_list arguments;
+  va_start(arguments, integer);
+  const Places places(num_weights, arguments);
+  va_end(arguments);
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(
+      places.fill(linear(tensor(x), Tensors(weights, num_weights), Tensors(biases, num_biases),
+                         at::IntArrayRef(sizes, static_cast<size_t>(num_sizes)),
+                         at::IntArrayRef(formats, static_cast<size_t>(num_formats)),
+                         integer != 0)););
+}
+
+YGG_EXPORT(YGG_NAMESPACE, linear_unbiased)(AtenTensorHandle x, const AtenTensorHandle* weights,
+                                           int64_t num_weights, const int64_t* sizes,
+                                           int64_t num_sizes, const int64_t* formats,
+                                           int64_t num_formats, int32_t integer, ...) {
+  va_list arguments;
+  va_start(arguments, integer);
+  const Places places(num_weights, arguments);
+  va_end(arguments);
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(places.fill(
+      linear_unbiased(tensor(x), Tensors(weights, num_weights),
+                      at::IntArrayRef(sizes, static_cast<size_t>(num_sizes)),
+                      at::IntArrayRef(formats, static_cast<size_t>(num_formats)), integer != 0)););
+}
+
+YGG_EXPORT(YGG_NAMESPACE, tree_attention)(AtenTensorHandle q, AtenTensorHandle k_cache,
+                                          AtenTensorHandle v_cache, AtenTensorHandle length,
+                                          AtenTensorHandle positions, AtenTensorHandle tree_mask,
+                                          double scale, int64_t window, double softcap,
+                                          AtenTensorHandle* output) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(*output = new_tensor_handle(tree_attention(
+                                                 tensor(q), tensor(k_cache), tensor(v_cache),
+                                                 tensor(length), tensor(positions),
+                                                 tensor(tree_mask), scale, window, softcap)););
+}
 
 // TORCH_LIBRARY pastes its first argument, so the namespace has to be expanded before.
 #define YGG_LIBRARY(name, m) TORCH_LIBRARY(name, m)
@@ -323,9 +436,9 @@ YGG_LIBRARY(YGG_NAMESPACE, m) {
   m.def(
       "linear(Tensor x, Tensor[] weights, Tensor[] biases, int[] sizes, int[] formats, "
       "bool integer) -> Tensor[]");
-  // An overload of its own, because AOTInductor cannot pass an empty list of tensors.
+  // Not an overload: what a graph calls directly is found by the operator's name alone.
   m.def(
-      "linear.unbiased(Tensor x, Tensor[] weights, int[] sizes, int[] formats, bool integer) -> "
+      "linear_unbiased(Tensor x, Tensor[] weights, int[] sizes, int[] formats, bool integer) -> "
       "Tensor[]");
   m.def("embedding(Tensor ids, Tensor weight, int size, int format) -> Tensor");
   m.def(
@@ -337,7 +450,7 @@ YGG_LIBRARY(YGG_NAMESPACE, m) {
 
 YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
   m.impl("linear", &linear);
-  m.impl("linear.unbiased", &linear_unbiased);
+  m.impl("linear_unbiased", &linear_unbiased);
   m.impl("embedding", &embedding);
   m.impl("tree_attention", &tree_attention);
   m.impl("kv_write", &kv_write);

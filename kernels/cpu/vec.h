@@ -410,11 +410,12 @@ inline ivec add_wide_dot(ivec a, ivec codes, ivec x) {
 }
 #endif
 
-// exp(x) for x <= 0 within one unit in the last place; 0 below -87 (also for -inf).
+// exp(x) for x <= 0 within one unit in the last place; 0 below -87 (also for -inf), NaN for NaN.
 // Cody-Waite reduction to [-ln2/2, ln2/2] and the degree-6 Taylor-like polynomial of Cephes' expf.
 inline vec exp(vec x) {
   const vec lowest = broadcast(-87.0f);
-  const vec y = max(x, lowest);
+  // In this order the maximum of a NaN is a NaN.
+  const vec y = max(lowest, x);
   // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
   const vec magic = broadcast(12582912.0f);
   const vec shifted = fma(y, broadcast(1.44269504088896341f), magic);
@@ -429,7 +430,8 @@ inline vec exp(vec x) {
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = fma(p, mul(r, r), r);
   p = add(p, broadcast(1.0f));
-  return if_less(x, lowest, zero(), add_exponent(p, shifted));
+  // A NaN's bits do not survive the exponent: what is zero times y brings it back.
+  return fma(y, zero(), if_less(x, lowest, zero(), add_exponent(p, shifted)));
 }
 
 // tanh(x): Cephes' odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) above.

@@ -235,7 +235,7 @@ def linear(
     ]
 
 
-@triton_op("ygg_cuda::linear.unbiased", mutates_args=())
+@triton_op("ygg_cuda::linear_unbiased", mutates_args=())
 def linear_unbiased(
     x: Tensor, weights: list[Tensor], sizes: list[int], formats: list[int], integer: bool
 ) -> list[Tensor]:

@@ -197,6 +197,38 @@ def test_row_counts(ops: Operators, length: int) -> None:
             assert torch.equal(part, whole[:, rows])
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7F800000])
+@pytest.mark.parametrize("where", ["query", "prefix key", "tree key", "value"])
+def test_not_a_number_is_never_lost(
+    ops: Operators, avx_pair: tuple[Operators, Operators], where: str, bits: int
+) -> None:
+    """NaN (of several payloads) and infinity spoil what the definition says they spoil, nothing
+    else, and the other bits stay."""
+    case = Case(6, 2, 8, 300, 64, 48)
+    inputs = make_inputs(case)
+    clean = attend(ops, case, *inputs)
+    q, k_cache, v_cache = inputs[:3]
+    bad = torch.tensor([bits], dtype=torch.int64).to(torch.int32).view(torch.float32)
+    if where == "query":
+        q[0, 1, 3, 5] = bad
+    elif where == "prefix key":
+        k_cache[0, 1, 70, 2] = bad
+    elif where == "tree key":
+        k_cache[0, 0, case.length + 1, 63] = bad
+    else:
+        v_cache[0, 1, 290, 7] = bad
+    wanted = reference.tree_attention(*inputs, case.key_size**-0.5, case.window, case.softcap)
+    for operators in (ops, *avx_pair):
+        output = attend(operators, case, *inputs)
+        fine = wanted.isfinite()
+        assert torch.equal(output.isnan(), wanted.isnan())
+        assert torch.equal(output[~fine].nan_to_num(0.5), wanted[~fine].nan_to_num(0.5))
+        assert bool(((output - wanted)[fine].abs() < 1e-4).all())
+    if where == "tree key":
+        unseen = ~inputs[5][:, 1]
+        assert torch.equal(output[:, unseen], clean[:, unseen])
+
+
 def test_padded_rows_change_nothing(ops: Operators) -> None:
     """Rows that see only themselves, at a clamped position, hold no NaN and disturb no bit."""
     case = Case(9, 3, 16, 70, 64, 64, window=20)
