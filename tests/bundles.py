@@ -16,6 +16,7 @@ from tiny_tokenizers import CHATML, byte_level
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -88,6 +89,37 @@ def tiny(graphs: str) -> Path:
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
     return yggc_build(CACHE / f"tiny-{graphs}.ygg", recipe)
+
+
+def save_small(folder: Path) -> Path:
+    """A model to draft with: one narrow layer, a vocabulary padded to 448, a context of 64, and
+    the tokenizer of the tiny model.
+    """
+    if not (folder / "config.json").exists():
+        torch.manual_seed(1)
+        config = tiny_config()
+        config.update({"vocab_size": 448, "hidden_size": 32, "intermediate_size": 48})
+        config.update({"num_hidden_layers": 1, "max_position_embeddings": 64})
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model())
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def small_model() -> Path:
+    return save_small(CACHE / "tiny-small")
+
+
+def tiny_drafted(name: str, drafter: str) -> Path:
+    """The tiny bundle with static buckets and a model that drafts."""
+    recipe = CACHE / f"tiny-{name}.toml"
+    recipe.write_text(
+        f'name = "tiny-{name}"\nverifier = "{tiny_model()}"\ndrafter = "{drafter}"\n'
+        "buckets = [1, 4, 16, 64]\nprefill_buckets = [16]\nmax_model_len = 256\n"
+        "calibration_tokens = 8\n"
+        'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
+    )
+    return yggc_build(CACHE / f"tiny-{name}.ygg", recipe)
 
 
 def tiny_gguf() -> Path:

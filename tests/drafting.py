@@ -11,6 +11,7 @@ from typing import Any
 from yggrt.core.passes import prefill_chunks
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
+from yggrt.drafters import UNLIMITED, Candidate, Noise
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.session import Session
@@ -23,6 +24,8 @@ class RecordedDrafter:
     them.
     """
 
+    max_expanded = max_model_len = UNLIMITED
+
     def __init__(self, prompt: Sequence[int], recorded: Sequence[int], vocab_size: int) -> None:
         self._record = [*prompt, *recorded]
         self._vocab_size = vocab_size
@@ -31,7 +34,13 @@ class RecordedDrafter:
     def start(self, ids: Sequence[int]) -> None:
         self._context = list(ids)
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
+    def couple(self, noise: Noise | None) -> None:
+        return
+
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
+        return [self._children(path, num) for path in paths]
+
+    def _children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
         history = [*self._context, *path_tokens]
         rng = random.Random(len(history))
         tokens = rng.sample(range(self._vocab_size), num)

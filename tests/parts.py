@@ -12,7 +12,7 @@ from scripted import RandomDrafter, ScriptedGraphs
 from yggrt.core.passes import PassOutput
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters import Drafter
+from yggrt.drafters import Candidate, Drafter
 from yggrt.session import Parts, Session
 from yggrt.text import Text
 
@@ -55,7 +55,7 @@ class TellingDrafter(RandomDrafter):
 
     graphs: TellingGraphs = field(default_factory=TellingGraphs)
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
+    def children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
         return [(self.graphs.say(len(self.context) + len(path_tokens) - 1), 0.95)]
 
 
@@ -65,7 +65,7 @@ class StubbornDrafter(RandomDrafter):
 
     token: int = 0
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
+    def children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
         return [(self.token, 0.99)]
 
 

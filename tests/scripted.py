@@ -14,6 +14,7 @@ from typing import Any
 
 from yggrt.core.passes import PassOutput
 from yggrt.core.tree import TokenTree
+from yggrt.drafters import UNLIMITED, Candidate, Noise
 
 JUNK = -1
 
@@ -102,10 +103,18 @@ class RandomDrafter:
     edge: Callable[[int], float] = lambda num: 0.9 / num
     context: list[int] = field(default_factory=list)
 
+    max_expanded = max_model_len = UNLIMITED
+
     def start(self, ids: Sequence[int]) -> None:
         self.context = list(ids)
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
+    def couple(self, noise: Noise | None) -> None:
+        return
+
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
+        return [self.children(path, num) for path in paths]
+
+    def children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
         rng = random.Random(hash((self.seed, len(self.context), *path_tokens)))
         tokens = rng.sample(range(self.vocab_size), min(num, self.vocab_size))
         return [(token, self.edge(len(tokens))) for token in tokens]
@@ -125,8 +134,8 @@ class OracleDrafter(RandomDrafter):
 
     graphs: ScriptedGraphs = field(default_factory=ScriptedGraphs)
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
-        guesses = super().candidates(path_tokens, num)
+    def children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
+        guesses = super().children(path_tokens, num)
         right = self.graphs.plain([*self.context, *path_tokens], 1)[0]
         if all(token != right for token, _ in guesses):
             place = random.Random(len(self.context) + len(path_tokens)).randrange(len(guesses))
@@ -138,5 +147,5 @@ class OracleDrafter(RandomDrafter):
 class UselessDrafter(RandomDrafter):
     """Sure of tokens that the verifier never emits."""
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
+    def children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
         return [(self.vocab_size + i, 0.95 if i == 0 else 0.05 / num) for i in range(num)]

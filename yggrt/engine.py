@@ -17,10 +17,10 @@ from yggrt.core.errors import RequestError
 from yggrt.core.objective import choose_num_rows
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
-from yggrt.core.spec import format_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec
 from yggrt.core.tree import TokenTree, clip_depth, prune
 from yggrt.drafters import Drafter
-from yggrt.gate import Gate
+from yggrt.gate import Cost, Gate
 from yggrt.policies import policy_for
 
 Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
@@ -45,13 +45,17 @@ class EngineStats:
     """Counts since the last start. The token that prefill gives belongs to no pass and is not
     counted.
 
-    num_gated: passes in which the gate kept the drafter out. num_tests: visited rows that had a
+    num_gated: passes in which the gate kept the drafter out. num_beyond: passes without a draft
+    because the sequence had outgrown the drafter's context. num_drafted: passes with a tree grown
+    for them, whether it was verified or not. num_tests: visited rows that had a
     drafted child.
     """
 
     num_passes: int = 0
     num_plain_passes: int = 0
     num_gated: int = 0
+    num_beyond: int = 0
+    num_drafted: int = 0
     num_rows: int = 0
     num_tokens: int = 0
     num_tests: int = 0
@@ -80,9 +84,9 @@ class Engine:
     """Decodes one sequence at a time on one cache.
 
     `latency` gives the seconds of a verify pass for each of the graphs' row counts, `rest_s` the
-    host's own seconds per pass. `sampler` turns a pass into the choice of the verifier's token
-    after each row.
-    Raises RequestError if the graphs cannot hold the spec's verify rows.
+    host's own seconds per pass, `draft_s` the seconds of drafting a tree. `sampler` turns a pass
+    into the choice of the verifier's token after each row.
+    Raises RequestError if the graphs cannot hold the spec's verify rows, or the drafter its nodes.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Engine:
         rest_s: float,
         gate: Gate,
         sampler: Callable[[PassOutput], Choose] = greedy,
+        draft_s: float = 0.0,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -103,10 +108,17 @@ class Engine:
                 f"the largest graph holds {largest}",
                 f"ask for verify={largest} or less, or build with a larger bucket",
             )
+        expanded = sum(draft_steps(spec))
+        if expanded > drafter.max_expanded:
+            raise RequestError(
+                f"tree {format_tree_spec(spec)} runs {expanded} nodes through the drafter, its "
+                f"graphs hold {drafter.max_expanded}",
+                "ask for less width or depth, or build with larger --drafter-widths",
+            )
         self._graphs, self._cache, self._drafter = graphs, cache, drafter
         self._spec, self._grow = spec, policy_for(spec)
         self._gate, self._sampler = gate, sampler
-        self._rest_s = rest_s
+        self._rest_s, self._draft_s = rest_s, draft_s
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
             rows: min(count for count in graphs.row_counts if count >= rows)
@@ -148,6 +160,7 @@ class Engine:
             self._drafter.commit(ids[kept:])
         else:
             self._drafter.start(ids)
+        self._drafter.couple(getattr(self._sampler, "noise", None))
         self.stats = EngineStats(num_reused=kept)
         self._gate.reset()
         self._ids, self._length = list(ids), kept
@@ -166,33 +179,44 @@ class Engine:
 
         Raises RequestError if the context is full.
         """
+        drafts = self._check_room()
         with self._timed("draft"):
-            tree = self._draft()
+            tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
         with self._timed("verify"):
             out = self._graphs.verify(self._cache, tree, self._length)
         with self._timed("accept"):
             accepted = accept(tree, self._sampler(out), self._length + 1)
         with self._timed("commit"):
             self._commit(accepted)
-        self._record(tree, accepted)
+        self._record(tree, accepted, drafts)
         return StepResult(accepted.tokens, tree.num_nodes, len(accepted.path))
 
-    def _draft(self) -> TokenTree:
+    def _check_room(self) -> bool:
+        """Whether the next pass drafts; RequestError if there can be none."""
         assert self._length == len(self._ids) - 1, "a sequence is started before it is continued"
         if self.room < 1:
             raise RequestError(
                 f"the context of {self._graphs.max_model_len} tokens is full",
                 "start again with a shorter prompt, or build with a larger --max-model-len",
             )
-        root = self._ids[-1]
-        if not self._gate.is_open:
-            return TokenTree.single(root)
-        # The bonus token needs a place too, hence one level less than the room.
-        tree = clip_depth(self._grow(root, self._spec, self._drafter), self.room - 1)
+        if self._spec.policy == "plain":
+            return False
+        if self._gate.is_open and len(self._ids) > self._drafter.max_model_len:
+            self.stats.num_beyond += 1
+            return False
+        # The bonus token needs a place too.
+        return self._gate.is_open and self.room > 1
+
+    def _draft(self) -> TokenTree:
+        grown = self._grow(self._ids[-1], self._spec, self._drafter)
+        tree = clip_depth(grown, self.room - 1)
         trust = self._gate.trust
         values = sorted((trust * score for score in tree.scores[1:]), reverse=True)
         num_rows = choose_num_rows(
-            values, self._row_choices, self._seconds.__getitem__, self._rest_s
+            values,
+            self._row_choices,
+            self._seconds.__getitem__,
+            self._rest_s + self._draft_s,
         )
         return prune(tree, num_rows)
 
@@ -204,17 +228,25 @@ class Engine:
         self._ids.extend(accepted.tokens)
         self._length += len(accepted.tokens)
 
-    def _record(self, tree: TokenTree, accepted: Accepted) -> None:
+    def _record(self, tree: TokenTree, accepted: Accepted, drafted: bool) -> None:
         num_accepted, stats = len(accepted.path), self.stats
         stats.num_passes += 1
         stats.num_plain_passes += tree.num_nodes == 1
         stats.num_gated += not self._gate.is_open
+        stats.num_drafted += drafted
         stats.num_rows += tree.num_nodes
         stats.num_tokens += len(accepted.tokens)
         stats.num_tests += accepted.num_tests
         stats.accepted_histogram[num_accepted] += 1
         stats.rows_histogram[tree.num_nodes] += 1
-        self._gate.record(sum(tree.scores[1:]), num_accepted)
+        self._gate.record(sum(tree.scores[1:]), num_accepted, self._cost(tree, drafted))
+
+    def _cost(self, tree: TokenTree, drafted: bool) -> Cost:
+        plain_s = self._rest_s + self._seconds[1]
+        if not plain_s:
+            return Cost()
+        rows_s = self._seconds[tree.num_nodes] - self._seconds[1]
+        return Cost(rows_s / plain_s, self._draft_s / plain_s if drafted else 0.0)
 
     @contextmanager
     def _timed(self, stage: Stage) -> Iterator[None]:

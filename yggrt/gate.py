@@ -6,7 +6,19 @@ Works on tokens, not on a clock, so the same tokens always give the same decisio
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Cost(NamedTuple):
+    """Predicted time of a pass beyond a plain one's, as a share of a plain one's: of verifying
+    more rows, and of drafting before it was known how many.
+    """
+
+    rows: float = 0.0
+    draft: float = 0.0
+
+
+FREE = Cost()
 
 
 class Gate(Protocol):
@@ -28,8 +40,10 @@ class Gate(Protocol):
         """Forgets everything: a new prompt."""
         ...
 
-    def record(self, expected: float, accepted: int) -> None:
-        """One pass: drafted tokens it was expected to accept (0 for a plain pass), and did."""
+    def record(self, expected: float, accepted: int, cost: Cost = FREE) -> None:
+        """One pass: drafted tokens it was expected to accept (0 for a plain pass), and did, and
+        what it cost.
+        """
         ...
 
 
@@ -42,7 +56,7 @@ class OpenGate:
     def reset(self) -> None:
         return
 
-    def record(self, expected: float, accepted: int) -> None:
+    def record(self, expected: float, accepted: int, cost: Cost = FREE) -> None:
         return
 
 
@@ -56,8 +70,12 @@ class RunningGate:
     does not last for ever. Below `floor` the gate closes for `first_pause` passes and then lets
     trees be tried; each time that they fail again it closes for twice as long, up to `max_pause`.
 
+    What drafting costs is spent before a tree can be found not worth verifying. So where it costs,
+    the gate also closes once recent passes with their drafts have taken longer than plain passes
+    would have for the same tokens, by `prior` passes; when it opens again, the first tree decides.
+
     With a useless drafter, trees that cost up to twice a plain pass lose some two passes per
-    prompt in all.
+    prompt in all; where drafting costs, one tree more for every time that the gate opens.
     """
 
     prior: float = 2.0
@@ -68,6 +86,8 @@ class RunningGate:
     max_pause: int = 256
     _expected: float = field(init=False, default=0.0)
     _accepted: float = field(init=False, default=0.0)
+    # Passes that recent drafts lost against plain decoding; gains are below 0.
+    _loss: float = field(init=False, default=0.0)
     _next_pause: int = field(init=False, default=0)
     _passes_closed: int = field(init=False, default=0)
 
@@ -75,7 +95,7 @@ class RunningGate:
         self.reset()
 
     def reset(self) -> None:
-        self._expected = self._accepted = 0.0
+        self._expected = self._accepted = self._loss = 0.0
         self._next_pause = self.first_pause
         self._passes_closed = 0
 
@@ -87,14 +107,19 @@ class RunningGate:
     def trust(self) -> float:
         return min(1.0, (self._accepted + self.prior) / (self._expected + self.prior))
 
-    def record(self, expected: float, accepted: int) -> None:
+    def record(self, expected: float, accepted: int, cost: Cost = FREE) -> None:
         if self._passes_closed:
             self._passes_closed -= 1
             return
+        if cost.draft:
+            loss = self.memory * self._loss + cost.rows + cost.draft - accepted
+            # Gains of long ago must not pay for a drafter that has lost the thread.
+            self._loss = max(loss, -2 * self.prior)
         memory = self.memory if expected else self.idle_memory
         self._expected = memory * self._expected + expected
         self._accepted = memory * self._accepted + accepted
-        if expected and self.trust < self.floor:
+        if (expected and self.trust < self.floor) or self._loss > self.prior:
+            self._loss = min(self._loss, self.prior)
             self._passes_closed = self._next_pause
             self._next_pause = min(2 * self._next_pause, self.max_pause)
         elif accepted:

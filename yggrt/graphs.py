@@ -6,7 +6,7 @@ Knows rows, slots and tensors; knows nothing of text, drafters or acceptance.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 
 from yggrt.core.errors import BundleError, RequestError
 from yggrt.core.passes import PassOutput
-from yggrt.core.schema import GraphSpec, ModelInfo
+from yggrt.core.schema import DRAFTER_KINDS, VERIFIER_KINDS, GraphSpec, ModelInfo
 from yggrt.core.tree import TokenTree
 from yggrt.kv import KvCache
 
@@ -68,6 +68,11 @@ class CompiledPass:
         """Rows that a call for `num_rows` rows computes."""
         return max(num_rows, self.spec.min_rows)
 
+    @property
+    def num_columns(self) -> int:
+        """Tree rows that a row of a static graph may see."""
+        return self.spec.inputs[4].shape[1]
+
     def run(
         self,
         cache: KvCache,
@@ -78,79 +83,74 @@ class CompiledPass:
         """ids, logits, hidden, hazards as tensors, padding rows included."""
         num = tree.num_nodes
         rows = self.padded_rows(num)
-        padding = rows - num
-        tokens = torch.tensor([*tree.tokens, *[0] * padding])
-        last = cache.max_model_len - 1
-        positions = torch.tensor([min(length + d, last) for d in tree.depths] + [last] * padding)
-        slots = torch.arange(length, length + rows)
         mask = torch.eye(rows, dtype=torch.bool)
         mask[:num, :num] = _mask(tree)
-        inputs = [tokens, positions, slots, torch.tensor([length]), mask]
+        positions = [length + depth for depth in tree.depths]
+        slots = torch.arange(length, length + rows)
+        return self.call(cache, tree.tokens, positions, slots, length, mask, row)
+
+    def run_nodes(
+        self, cache: KvCache, tokens: Sequence[int], paths: Sequence[Sequence[int]], length: int
+    ) -> list[torch.Tensor]:
+        """As `run`, for nodes of a tree whose other rows are in the cache already (see
+        `DraftGraphs.draft`); padding goes to the slots behind the tree's.
+        """
+        rows, columns = self.spec.max_rows, self.num_columns
+        if rows == 1:
+            # Its mask has no room for ancestors, but those of a chain are as good as a prefix.
+            length, paths = length + paths[0][-1], [(0,)]
+        mask = torch.zeros(rows, columns, dtype=torch.bool)
+        for row, path in enumerate(paths):
+            mask[row, list(path)] = True
+        # What a padding row sees is nobody's concern, as long as it is something.
+        mask[len(paths) :, 0] = True
+        own = [path[-1] for path in paths]
+        slots = [*own, *range(columns, columns + rows - len(own))]
+        positions = [length + len(path) - 1 for path in paths]
+        return self.call(cache, tokens, positions, length + torch.tensor(slots), length, mask)
+
+    def call(
+        self,
+        cache: KvCache,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: torch.Tensor,
+        length: int,
+        mask: torch.Tensor,
+        row: int | None = None,
+    ) -> list[torch.Tensor]:
+        """The graph on rows that are padded in `slots` and `mask` already."""
+        padding = len(slots) - len(tokens)
+        last = cache.max_model_len - 1
+        clamped = [min(position, last) for position in positions] + [last] * padding
+        inputs = [
+            torch.tensor([*tokens, *[0] * padding]),
+            torch.tensor(clamped),
+            slots,
+            torch.tensor([length]),
+            mask,
+        ]
         if row is not None:
             inputs.append(torch.tensor([row]))
         outputs: list[torch.Tensor] = self._loader.run([*inputs, *cache.tensors])
         return outputs
 
 
-class AotGraphs:
-    """The graphs of one bundle (see `yggrt.core.passes.Graphs`). One decoding thread; a cache per
-    sequence.
+Part = tuple[GraphSpec, Path, dict[str, torch.Tensor]]
 
-    `constants` gives, per graph, the tensors by the graph's own names. `operators` is the loaded
-    operator namespace.
-    """
 
-    def __init__(
-        self,
-        model: ModelInfo,
-        graphs: Sequence[tuple[GraphSpec, Path, dict[str, torch.Tensor]]],
-        operators: Any,
-    ) -> None:
+class _ModelGraphs:
+    """What the graphs of both models share: loaded passes by kind, caches, prefill."""
+
+    def __init__(self, model: ModelInfo, graphs: Sequence[Part], operators: Any) -> None:
         self.model = model
         self._operators = operators
         passes = [
             CompiledPass(spec, directory, constants) for spec, directory, constants in graphs
         ]
-        self._verify = sorted(
-            (one for one in passes if one.spec.kind == "verify"), key=lambda one: one.spec.max_rows
-        )
-        self._prefill = sorted(
-            (one for one in passes if one.spec.kind == "prefill"),
-            key=lambda one: one.spec.max_rows,
-        )
-        self._row_counts = tuple(
-            sorted(
-                {
-                    n
-                    for one in self._verify
-                    for n in range(one.spec.min_rows, one.spec.max_rows + 1)
-                }
-            )
-        )
-
-    @classmethod
-    def from_bundle(cls, bundle: Bundle, unpacked: Path) -> AotGraphs:
-        """Loads operators and graphs from `unpacked`, weights mapped from the bundle."""
-        manifest = bundle.manifest
-        operators = getattr(torch.ops, manifest.operator_namespace)
-        # A second library with the namespace of a first would end the process; the name is a
-        # digest of the code, so the first is as good.
-        if not hasattr(operators, "kv_commit"):
-            load_operators(unpacked / manifest.operators)
-        graphs = [
-            (
-                spec,
-                # torch's loader wants the folder above its own `data/aotinductor/model/`.
-                (unpacked / spec.library).parents[3],
-                {fqn: bundle.weight(name) for fqn, name in spec.constants.items()},
-            )
-            for spec in manifest.graphs
-        ]
-        return cls(manifest.model, graphs, operators)
-
-    @property
-    def row_counts(self) -> tuple[int, ...]:
-        return self._row_counts
+        passes.sort(key=lambda one: one.spec.max_rows)
+        self._trees = [one for one in passes if one.spec.kind in ("verify", "draft")]
+        self._prefill = [one for one in passes if one.spec.kind in ("prefill", "draft_prefill")]
 
     @property
     def prefill_buckets(self) -> tuple[int, ...]:
@@ -163,21 +163,10 @@ class AotGraphs:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all graphs, smallest first."""
-        return tuple(one.spec.name for one in (*self._verify, *self._prefill))
+        return tuple(one.spec.name for one in (*self._trees, *self._prefill))
 
     def new_cache(self) -> KvCache:
         return KvCache(self.model)
-
-    def verify(self, cache: Any, tree: TokenTree, length: int) -> PassOutput:
-        num = tree.num_nodes
-        compiled = next((one for one in self._verify if one.spec.max_rows >= num), None)
-        if compiled is None:
-            raise RequestError(
-                f"a tree of {num} rows, the largest verify graph holds {self._row_counts[-1]}",
-                "choose a smaller `verify` in --tree, or build with a larger bucket",
-            )
-        ids, logits, hidden, hazards = compiled.run(cache, tree, length)
-        return PassOutput(ids[:num].tolist(), logits[:num], hidden[:num], hazards[:num])
 
     def prefill(self, cache: Any, tokens: Sequence[int], length: int) -> PassOutput:
         num = len(tokens)
@@ -186,9 +175,110 @@ class AotGraphs:
         ids, logits, hidden, hazards = compiled.run(cache, chain, length, row=num - 1)
         return PassOutput(ids.tolist(), logits, hidden[num - 1 : num], hazards)
 
-    def commit(self, cache: Any, length: int, path: Sequence[int]) -> None:
-        moves = [(length + row, length + 1 + i) for i, row in enumerate(path)]
-        moves = [(source, target) for source, target in moves if source != target]
+    def move(self, cache: Any, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Moves rows of the caches between slots; every load before any store."""
+        moves = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
         if moves:
-            sources, targets = zip(*moves, strict=True)
-            self._operators.kv_commit(cache.tensors, torch.tensor(sources), torch.tensor(targets))
+            loads, stores = zip(*moves, strict=True)
+            self._operators.kv_commit(cache.tensors, torch.tensor(loads), torch.tensor(stores))
+
+
+class AotGraphs(_ModelGraphs):
+    """The verifier's graphs (see `yggrt.core.passes.Graphs`). One decoding thread; a cache per
+    sequence.
+
+    `graphs` gives, per graph, its folder and tensors by the graph's own names. `operators` is the
+    loaded operator namespace.
+    """
+
+    def __init__(self, model: ModelInfo, graphs: Sequence[Part], operators: Any) -> None:
+        super().__init__(model, graphs, operators)
+        specs = [one.spec for one in self._trees]
+        self._row_counts = tuple(
+            sorted({n for spec in specs for n in range(spec.min_rows, spec.max_rows + 1)})
+        )
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle, unpacked: Path) -> AotGraphs:
+        """Loads operators and the verifier's graphs from `unpacked`, weights mapped from the
+        bundle.
+        """
+        return cls(bundle.manifest.model, *_load_parts(bundle, unpacked, VERIFIER_KINDS))
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        return self._row_counts
+
+    def verify(self, cache: Any, tree: TokenTree, length: int) -> PassOutput:
+        num = tree.num_nodes
+        compiled = next((one for one in self._trees if one.spec.max_rows >= num), None)
+        if compiled is None:
+            raise RequestError(
+                f"a tree of {num} rows, the largest verify graph holds {self._row_counts[-1]}",
+                "choose a smaller `verify` in --tree, or build with a larger bucket",
+            )
+        ids, logits, hidden, hazards = compiled.run(cache, tree, length)
+        return PassOutput(ids[:num].tolist(), logits[:num], hidden[:num], hazards[:num])
+
+    def commit(self, cache: Any, length: int, path: Sequence[int]) -> None:
+        self.move(
+            cache, [length + row for row in path], [length + 1 + i for i in range(len(path))]
+        )
+
+
+class AotDraftGraphs(_ModelGraphs):
+    """The graphs of a model that drafts (see `yggrt.core.passes.DraftGraphs`)."""
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle, unpacked: Path) -> AotDraftGraphs:
+        """As for AotGraphs; the bundle has a drafter of its own."""
+        model = bundle.manifest.drafter
+        assert model is not None
+        return cls(model, *_load_parts(bundle, unpacked, DRAFTER_KINDS))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(one.spec.max_rows for one in self._trees)
+
+    @property
+    def max_expanded(self) -> int:
+        return self._trees[-1].num_columns
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def draft(
+        self, cache: Any, tokens: Sequence[int], paths: Sequence[Sequence[int]], length: int
+    ) -> torch.Tensor:
+        num = len(tokens)
+        # The graph of one row is for nodes whose path is the tree's first rows.
+        is_chain = num == 1 and len(paths[0]) == paths[0][-1] + 1
+        compiled = next(
+            one
+            for one in self._trees
+            if one.spec.max_rows >= num and (one.spec.max_rows > 1 or is_chain)
+        )
+        logits = compiled.run_nodes(cache, tokens, paths, length)[1]
+        return logits[:num]
+
+
+def _load_parts(bundle: Bundle, unpacked: Path, kinds: Collection[str]) -> tuple[list[Part], Any]:
+    """The graphs of these kinds with their tensors, and the loaded operators."""
+    manifest = bundle.manifest
+    operators = getattr(torch.ops, manifest.operator_namespace)
+    # A second library with the namespace of a first would end the process; the name is a
+    # digest of the code, so the first is as good.
+    if not hasattr(operators, "kv_commit"):
+        load_operators(unpacked / manifest.operators)
+    parts = [
+        (
+            spec,
+            # torch's loader wants the folder above its own `data/aotinductor/model/`.
+            (unpacked / spec.library).parents[3],
+            {fqn: bundle.weight(name) for fqn, name in spec.constants.items()},
+        )
+        for spec in manifest.graphs
+        if spec.kind in kinds
+    ]
+    return parts, operators

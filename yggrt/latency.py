@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import fmean
 
 from yggrt.core.errors import BundleError
-from yggrt.core.schema import LatencyPoint
+from yggrt.core.schema import LatencyPoint, Manifest
 
 
 def verify_latency(
@@ -26,7 +26,8 @@ def verify_latency(
             medians[point.rows].append(point.median_s)
     if not medians:
         raise BundleError(
-            "the bundle's latency table has no point of a verify graph", "build the bundle again"
+            "the bundle's latency table has no point of a verify or draft graph",
+            "build the bundle again",
         )
     rows = sorted(medians)
     seconds = [fmean(medians[num]) for num in rows]
@@ -42,3 +43,29 @@ def verify_latency(
         return seconds[left] + share * (seconds[right] - seconds[left])
 
     return latency
+
+
+def draft_latency(manifest: Manifest) -> Callable[[int], float]:
+    """A function from the nodes of a growth step to seconds, those of the graph that holds them; 0
+    where no model drafts. Raises BundleError for graphs that were not measured.
+    """
+    graphs = [graph for graph in manifest.graphs if graph.kind == "draft"]
+    if not graphs:
+        return lambda num_nodes: 0.0
+    return steps_latency(manifest.latency, {graph.name: graph.max_rows for graph in graphs})
+
+
+def steps_latency(
+    points: Iterable[LatencyPoint], widths: Mapping[str, int]
+) -> Callable[[int], float]:
+    """As `draft_latency`; `widths` has the rows of every draft graph by its name."""
+    by_width = verify_latency(points, widths)
+    ordered = sorted(widths.values())
+
+    def seconds(num_nodes: int) -> float:
+        # More nodes than the widest graph holds run in several calls.
+        calls, rest = divmod(num_nodes, ordered[-1])
+        width = next((width for width in ordered if width >= rest), ordered[-1])
+        return calls * by_width(ordered[-1]) + (by_width(width) if rest else 0.0)
+
+    return seconds

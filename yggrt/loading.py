@@ -12,11 +12,13 @@ from pathlib import Path
 
 from yggrt.bundle import Bundle
 from yggrt.cache import Cache, open_cache
+from yggrt.core import schema
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import TunedFor
 from yggrt.core.spec import parse_tree_spec
+from yggrt.drafters import Drafter
 from yggrt.drafters.ngram import NgramDrafter
-from yggrt.latency import verify_latency
+from yggrt.latency import draft_latency, verify_latency
 from yggrt.memory import has_room_for
 from yggrt.session import Parts, Session
 from yggrt.target import check_target, host_target
@@ -80,17 +82,29 @@ def start_session(
     return Session(
         Parts(
             graphs=AotGraphs.from_bundle(bundle, unpacked),
-            drafter=NgramDrafter(schedule.drafter),
+            drafter=_load_drafter(bundle, unpacked),
             latency=verify_latency(
                 manifest.latency, [g.name for g in manifest.graphs if g.kind == "verify"]
             ),
             rest_s=schedule.rest_s,
+            draft_latency=draft_latency(manifest),
         ),
         text=load_text(bundle),
         eos_ids=manifest.model.eos_ids,
         vocab_size=manifest.model.vocab_size,
         tree=spec,
     )
+
+
+def _load_drafter(bundle: Bundle, unpacked: Path) -> Drafter:
+    parameters = bundle.manifest.schedule.drafter
+    if isinstance(parameters, schema.NgramDrafter):
+        return NgramDrafter(parameters)
+    from yggrt.drafters.lm import LmDrafter
+    from yggrt.graphs import AotDraftGraphs
+
+    graphs = AotDraftGraphs.from_bundle(bundle, unpacked)
+    return LmDrafter(graphs, parameters, bundle.manifest.model.vocab_size)
 
 
 def _read_weights(bundle: Bundle, on_note: Callable[[str], None]) -> None:

@@ -69,22 +69,25 @@ def replay(
     latency: Callable[[int], float],
     rest_s: float,
     gate: Gate,
+    draft_s: float = 0.0,
 ) -> Replay:
     """What `spec` does over recordings; outputs of less than two tokens need no pass."""
-    num_tokens = 0
+    num_tokens = num_drafted = 0
     passes_by_rows: Counter[int] = Counter()
     for prompt_ids, output_ids in recordings:
         if len(output_ids) < 2:
             continue
         graphs = RecordedGraphs([*prompt_ids, *output_ids], row_counts)
-        engine = Engine(graphs, graphs.new_cache(), drafter, spec, latency, rest_s, gate)
+        cache = graphs.new_cache()
+        engine = Engine(graphs, cache, drafter, spec, latency, rest_s, gate, draft_s=draft_s)
         engine.start(prompt_ids)
         while engine.room:
             engine.step()
         num_tokens += engine.stats.num_tokens
+        num_drafted += engine.stats.num_drafted
         for rows, num in engine.stats.rows_histogram.items():
             passes_by_rows[min(count for count in row_counts if count >= rows)] += num
-    return Replay(format_tree_spec(spec), num_tokens, passes_by_rows)
+    return Replay(format_tree_spec(spec), num_tokens, passes_by_rows, num_drafted, draft_s)
 
 
 def _answer(ids: list[int]) -> PassOutput:

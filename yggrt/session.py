@@ -15,7 +15,7 @@ from typing import TypedDict, Unpack
 from yggrt.core.errors import RequestError
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import TreeSpec
-from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
@@ -74,13 +74,15 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an engine is made of besides its tree. `latency`: seconds of a verify pass by its row
-    count.
+    count. `draft_latency`: seconds of a growth step by the nodes it runs, 0 for a drafter without
+    graphs.
     """
 
     graphs: Graphs
     drafter: Drafter
     latency: Callable[[int], float]
     rest_s: float
+    draft_latency: Callable[[int], float] = lambda num_nodes: 0.0
 
 
 class Session:
@@ -243,7 +245,14 @@ class Session:
             # verified.
             latency = parts.latency if gated else lambda num_rows: 1.0
             self._engine = Engine(
-                parts.graphs, self._cache, parts.drafter, spec, latency, parts.rest_s, gate
+                parts.graphs,
+                self._cache,
+                parts.drafter,
+                spec,
+                latency,
+                parts.rest_s,
+                gate,
+                draft_s=sum(map(parts.draft_latency, draft_steps(spec))),
             )
             self._engine_key = (spec, gated)
         return self._engine

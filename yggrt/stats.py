@@ -13,8 +13,10 @@ class Stats:
 
     ttft_ms: from the request to the first token. tpot_ms: decode time per token after the first,
     None if there is none. mean_acceptance_length: tokens per verify pass, the bonus token
-    included. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass may bring
-    tokens past the end of the output; they count in these three and not in num_tokens.
+    included. num_beyond_drafter_passes: passes without a draft since the sequence was longer than
+    the drafter's context. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass
+    may bring tokens past the end of the output; they count in the tokens per pass, alpha and
+    accepted, and not in num_tokens.
     stage_ms: decode time by stage; `other` is what the stages leave.
     """
 
@@ -25,6 +27,7 @@ class Stats:
     num_passes: int
     num_plain_passes: int
     num_gated_passes: int
+    num_beyond_drafter_passes: int
     num_rows: int
     mean_acceptance_length: float
     alpha: float
@@ -66,6 +69,7 @@ class Stats:
             num_passes=engine.num_passes,
             num_plain_passes=engine.num_plain_passes,
             num_gated_passes=engine.num_gated,
+            num_beyond_drafter_passes=engine.num_beyond,
             num_rows=engine.num_rows,
             mean_acceptance_length=engine.mean_acceptance_length,
             alpha=engine.alpha,
@@ -80,9 +84,11 @@ class Stats:
     def line(self) -> str:
         """One line for a person."""
         speed = "" if self.tpot_ms is None else f", {self.tpot_ms:.1f} ms/token"
-        gated = f" ({self.num_gated_passes} gated)" if self.num_gated_passes else ""
+        counts = {"gated": self.num_gated_passes, "undrafted": self.num_beyond_drafter_passes}
+        undrafted = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
+        undrafted = f" ({undrafted})" if undrafted else ""
         return (
             f"{self.num_tokens} tokens{speed}, first after {self.ttft_ms:.0f} ms; "
-            f"{self.num_passes} passes{gated}, "
+            f"{self.num_passes} passes{undrafted}, "
             f"{self.mean_acceptance_length:.2f} tokens/pass; {self.tree}"
         )

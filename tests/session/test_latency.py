@@ -26,5 +26,5 @@ def test_means_over_contexts_and_lines_between_row_counts() -> None:
 
 
 def test_an_empty_table_is_refused() -> None:
-    with pytest.raises(BundleError, match="no point of a verify graph"):
+    with pytest.raises(BundleError, match="no point of a verify or draft graph"):
         verify_latency([point("prefill", 64, 0, 1.0)], ["one"])

@@ -26,8 +26,12 @@ class BigramDrafter:
     def start(self, ids: Sequence[int]) -> None: ...
     def commit(self, tokens: Sequence[int]) -> None: ...
     def rewind(self, num_tokens: int) -> None: ...
+    def couple(self, noise: object) -> None: ...
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, F]]:
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[tuple[int, F]]]:
+        return [self.children(path, num) for path in paths]
+
+    def children(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, F]]:
         last = path_tokens[-1] if path_tokens else ROOT
         children = sorted(enumerate(self.law[last], start=1), key=lambda item: (-item[1], item[0]))
         return children[:num]
@@ -73,13 +77,13 @@ def steps(text: str, drafter, width: int) -> list[set[tuple[str, F]]]:
 
 def best_first(drafter: BigramDrafter, num_nodes: int) -> F:
     """Largest sum of scores of any tree with that many nodes."""
-    pool = [(-share, (token,)) for token, share in drafter.candidates((), 3)]
+    pool = [(-share, (token,)) for token, share in drafter.children((), 3)]
     heapq.heapify(pool)
     total = F(0)
     for _ in range(num_nodes):
         negative, path = heapq.heappop(pool)
         total -= negative
-        for token, share in drafter.candidates(path, 3):
+        for token, share in drafter.children(path, 3):
             heapq.heappush(pool, (negative * share, (*path, token)))
     return total
 
@@ -148,7 +152,7 @@ def test_every_step_adds_width_nodes(seed, frontier):
 
 
 class NothingAfterOne(BigramDrafter):
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, F]]:
+    def children(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, F]]:
         return [] if path_tokens else [(1, F(1, 2))]
 
 

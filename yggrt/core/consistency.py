@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from yggrt.core.errors import BundleError
 from yggrt.core.formats import cache_shapes
-from yggrt.core.schema import GraphSpec, Manifest, ModelInfo
+from yggrt.core.schema import (
+    DRAFTER_KINDS,
+    VERIFIER_KINDS,
+    GraphSpec,
+    LmDrafter,
+    Manifest,
+    ModelInfo,
+)
 
 CODE_PREFIX = "code/"
 MANIFEST_NAME = "manifest.json"
@@ -111,20 +118,44 @@ def _graph_problems(manifest: Manifest) -> Iterator[str]:
 
 def _model_problems(manifest: Manifest) -> Iterator[str]:
     """The loader of compiled graphs compares no input, so what they are given is compared here."""
-    model = manifest.model
-    for kind in ("verify", "prefill"):
-        if manifest.graphs and not any(graph.kind == kind for graph in manifest.graphs):
+    yield from _one_model_problems(manifest, manifest.model, VERIFIER_KINDS)
+    drafts = isinstance(manifest.schedule.drafter, LmDrafter)
+    if drafts != (manifest.drafter is not None):
+        found = "is" if drafts else "is not"
+        yield f"the drafter of the schedule {found} a model, that of the manifest is not likewise"
+    if manifest.drafter is not None:
+        yield from _one_model_problems(manifest, manifest.drafter, DRAFTER_KINDS)
+        widths = [graph.max_rows for graph in manifest.graphs if graph.kind == "draft"]
+        if 1 not in widths:
+            yield f"the drafter has graphs for {widths} nodes, none for one"
+    elif any(graph.kind in DRAFTER_KINDS for graph in manifest.graphs):
+        yield "the manifest has graphs of a drafter and no drafter"
+
+
+def _one_model_problems(
+    manifest: Manifest, model: ModelInfo, kinds: Collection[str]
+) -> Iterator[str]:
+    graphs = [graph for graph in manifest.graphs if graph.kind in kinds]
+    for kind in kinds:
+        if manifest.graphs and not any(graph.kind == kind for graph in graphs):
             yield f"the manifest has no {kind} graph"
-    most = max((graph.max_rows for graph in manifest.graphs), default=0)
+    most = max(map(_slots_needed, graphs), default=0)
     if model.max_model_len < 2 or model.num_slots < model.max_model_len + most:
         yield (
             f"caches have {model.num_slots} slots, wanted a context of {model.max_model_len} "
-            f"tokens, at least 2, and the {most} rows of the largest graph"
+            f"tokens, at least 2, and {most} for the rows of its largest graph"
         )
     if model.activations == "int8" and model.quant == "none":
         yield "activations are int8 and no matrix is quantised"
-    for graph in manifest.graphs:
+    for graph in graphs:
         yield from _cache_problems(graph, model)
+
+
+def _slots_needed(graph: GraphSpec) -> int:
+    """Slots behind the context: the rows of a call, behind the tree that they may see."""
+    masks = [spec.shape[1] for spec in graph.inputs if spec.name == "mask"]
+    seen = max(masks, default=0)
+    return graph.max_rows + (seen if seen > graph.max_rows else 0)
 
 
 def _cache_problems(graph: GraphSpec, model: ModelInfo) -> Iterator[str]:

@@ -28,6 +28,15 @@ class Footprint:
         return self.weights_bytes + self.kv_bytes + self.workspace_bytes
 
 
+def beside(one: Footprint, other: Footprint, shared_bytes: int = 0) -> Footprint:
+    """Two models in one process that run in turns and have `shared_bytes` of weights in common."""
+    return Footprint(
+        one.weights_bytes + other.weights_bytes - shared_bytes,
+        one.kv_bytes + other.kv_bytes,
+        max(one.workspace_bytes, other.workspace_bytes),
+    )
+
+
 def kv_bytes(layers: Iterable[KvLayer], num_slots: int, kv_dtype: str) -> int:
     """Bytes of one sequence's caches."""
     shapes = cache_shapes(layers, num_slots, kv_dtype)

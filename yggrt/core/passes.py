@@ -72,6 +72,50 @@ class Graphs(Protocol):
         ...
 
 
+class DraftGraphs(Protocol):
+    """Forward passes of a model that drafts, over a tree that grows. One thread at a time.
+
+    widths: nodes that one `draft` call can run, ascending, the first is 1. max_expanded: most
+    nodes of one tree. prefill_buckets, max_model_len: as for Graphs. vocab_size: ids it knows.
+    """
+
+    @property
+    def widths(self) -> tuple[int, ...]: ...
+
+    @property
+    def max_expanded(self) -> int: ...
+
+    @property
+    def prefill_buckets(self) -> tuple[int, ...]: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def new_cache(self) -> KvCache: ...
+
+    def draft(
+        self, cache: KvCache, tokens: Sequence[int], paths: Sequence[Sequence[int]], length: int
+    ) -> torch.Tensor:
+        """Logits [n, vocab] float32 after each of n nodes, over a prefix of `length` committed
+        rows.
+
+        `paths[i]` has the tree rows from the root down to node i, ascending, its own last: row r
+        of the tree lies at slot `length + r`. All but those of this call were run before.
+        """
+        ...
+
+    def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
+        """As for Graphs."""
+        ...
+
+    def move(self, cache: KvCache, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Moves rows between slots; every load before any store."""
+        ...
+
+
 def prefill_chunks(buckets: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
     """Ranges [first, last) that cover start..end, one per prefill pass.
 

@@ -12,10 +12,16 @@ import msgspec
 
 from yggrt.core.errors import BundleError
 
-FORMAT_VERSION = 2
-# Version 1 lacked what has a default in ModelInfo.
-READABLE_VERSIONS = (1, 2)
+FORMAT_VERSION = 3
+# Version 1 lacked what has a default in ModelInfo, version 2 models as drafters.
+READABLE_VERSIONS = (1, 2, 3)
 NUM_EVIDENCE = 6
+
+GraphKind = Literal["verify", "prefill", "draft", "draft_prefill"]
+# The kinds of each model's graphs, and those that give the outputs of one row alone.
+VERIFIER_KINDS: tuple[GraphKind, ...] = ("verify", "prefill")
+DRAFTER_KINDS: tuple[GraphKind, ...] = ("draft", "draft_prefill")
+PREFILL_KINDS: tuple[GraphKind, ...] = ("prefill", "draft_prefill")
 
 Dtype = Literal["float32", "bfloat16", "int64", "int32", "bool", "uint8"]
 DTYPE_BYTES: dict[str, int] = {
@@ -46,14 +52,16 @@ class GraphSpec(Record, frozen=True):
     graph).
 
     `library`, `calls` (what it calls outside itself) and `metadata` are bundle members;
-    `constants` maps the graph's constant names to names in the weight table. Inputs, in order:
-    tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill` also row
-    [1] int64, then per layer the key and the value cache. Outputs, in order: ids, logits, hidden,
-    hazards.
+    `constants` maps the graph's constant names to names in the weight table. `verify` and
+    `prefill` are the verifier's, `draft` and `draft_prefill` the drafter's. Inputs, in order:
+    tokens, positions, slots [V] int64, length [1] int64, mask [V, M] bool, for the prefill kinds
+    also row [1] int64, then per layer the key and the value cache. M is V, but for `draft` graphs
+    of several rows: there it is the number of tree rows that a row may see. Outputs, in order:
+    ids, logits, hidden, hazards.
     """
 
     name: str
-    kind: Literal["verify", "prefill"]
+    kind: GraphKind
     min_rows: int
     max_rows: int
     library: str
@@ -88,9 +96,9 @@ class KvLayer(Record, frozen=True):
 
 
 class ModelInfo(Record, frozen=True):
-    """The verifier as the runtime sees it. `quant`, `activations` and `kv_dtype` make another
-    verifier than the source's unless they are none and float32; `weight_dtype` is that of matrices
-    that are not quantised.
+    """The verifier, or a model that drafts, as the runtime sees it. `quant`, `activations` and
+    `kv_dtype` make another model than the source's unless they are none and float32;
+    `weight_dtype` is that of matrices that are not quantised. End ids are the verifier's alone.
     """
 
     architecture: str
@@ -189,6 +197,22 @@ class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
                 )
 
 
+class LmDrafter(Record, frozen=True, tag="lm", tag_field="kind"):
+    """A causal language model. `temperatures[d]`: what its logits are divided by to make the
+    shares of candidates at depth d + 1 the probabilities that the verifier chooses them; the last
+    stands for deeper ones. `agreement`: measured share of positions at which its most likely token
+    was the verifier's choice, over `num_positions` of them.
+    """
+
+    temperatures: tuple[float, ...]
+    agreement: float = 0.0
+    num_positions: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 < one < float("inf") for one in self.temperatures):
+            raise ValueError(f"temperatures are {self.temperatures}, wanted positive numbers")
+
+
 class TreeSpec(Record, frozen=True):
     """How a draft is shaped; `yggrt.core.spec` reads and writes its one-line form."""
 
@@ -214,7 +238,7 @@ class Schedule(Record, frozen=True):
     """The runtime's default. `rest_s`: measured host seconds per pass outside graphs."""
 
     tree: str
-    drafter: NgramDrafter
+    drafter: NgramDrafter | LmDrafter
     rest_s: float
     buckets: tuple[int, ...]
     candidates: tuple[Candidate, ...]
@@ -267,6 +291,8 @@ class Manifest(Record, frozen=True):
     bench_prompts: str
     members: dict[str, Member]
     config: dict[str, Any]
+    # The model that drafts, if one does.
+    drafter: ModelInfo | None = None
 
     def to_json(self) -> bytes:
         """The manifest's bytes: same value, same bytes."""

@@ -15,12 +15,15 @@ class Replay:
     """What one tree spec did over recorded outputs: passes by the row count of their graph, tokens
     they emitted.
 
-    `num_tokens` does not count the token that prefill gives.
+    `num_tokens` does not count the token that prefill gives. `num_drafted` passes had a tree grown
+    for them, which takes `draft_s` seconds each.
     """
 
     tree: str
     num_tokens: int
     passes_by_rows: Mapping[int, int]
+    num_drafted: int = 0
+    draft_s: float = 0.0
 
     @property
     def num_passes(self) -> int:
@@ -33,7 +36,8 @@ class Replay:
 
     def seconds(self, latency: Callable[[int], float], rest_s: float) -> float:
         """Predicted time of all passes."""
-        return sum(num * (latency(rows) + rest_s) for rows, num in self.passes_by_rows.items())
+        passes_s = sum(num * (latency(rows) + rest_s) for rows, num in self.passes_by_rows.items())
+        return passes_s + self.num_drafted * self.draft_s
 
 
 def combine(replays: Iterable[Replay]) -> Replay:
@@ -42,7 +46,13 @@ def combine(replays: Iterable[Replay]) -> Replay:
     passes: Counter[int] = Counter()
     for part in parts:
         passes.update(part.passes_by_rows)
-    return Replay(parts[0].tree, sum(part.num_tokens for part in parts), passes)
+    return Replay(
+        parts[0].tree,
+        sum(part.num_tokens for part in parts),
+        passes,
+        sum(part.num_drafted for part in parts),
+        parts[0].draft_s,
+    )
 
 
 def search_schedule(

@@ -3,6 +3,7 @@ reports."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from yggrt.core.errors import RequestError
@@ -85,6 +86,21 @@ def format_tree_spec(spec: TreeSpec) -> str:
             len(spec.parents) + 1,
         )
     return head if spec.verify == full else f"{head},verify={spec.verify}"
+
+
+def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
+    """Nodes whose children each step of growing such a tree asks for, at most; the root first."""
+    if spec.policy == "plain":
+        return ()
+    if spec.policy == "sequence":
+        return (1,) * spec.depth
+    if spec.policy == "egt":
+        return (1, *(spec.width,) * (spec.depth - 1))
+    depths = [0]
+    for parent in spec.parents:
+        depths.append(depths[parent] + 1)
+    inner = Counter(depths[node] for node in set(spec.parents))
+    return tuple(inner[depth] for depth in range(spec.depth))
 
 
 def _static(text: str, values: dict[str, str]) -> TreeSpec:

@@ -3,36 +3,69 @@ verifier."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+# A token, and the probability that the verifier accepts it given that it accepted the parent.
+Candidate = tuple[int, float]
+UNLIMITED = sys.maxsize
+
+
+class Noise(Protocol):
+    """The verifier's own randomness, which a drafter may look at: it is fixed before any tree.
+
+    Called with a position of prompt and output (the first token of the prompt is 0) and token ids
+    [n] int64, gives the Gumbel noise [n] float64 that the verifier adds to the logits over
+    `temperature` (above 0) when it chooses that position's token.
+    """
+
+    temperature: float
+
+    def __call__(self, position: int, token_ids: torch.Tensor) -> torch.Tensor: ...
 
 
 class Drafter(Protocol):
     """Proposes children of tree nodes on top of a committed context.
 
     The context is prompt and output so far, the tree's root its last token. A proposal must not
-    depend on what the verifier will choose; then any drafter leaves the output as it is, and a
-    good one makes it faster.
+    depend on what the verifier will choose, but for the noise it chooses by; then any drafter
+    leaves the output as it is, and a good one makes it faster.
+
+    max_expanded: most nodes of one tree whose children can be asked for. max_model_len: most
+    tokens of a context that it drafts on. Both UNLIMITED where there is no limit.
     """
+
+    @property
+    def max_expanded(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
 
     def start(self, ids: Sequence[int]) -> None:
         """Forgets everything and takes `ids` as the context."""
         ...
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
-        """At most `num` children of the node that `path_tokens` (the root excluded) leads to, best
-        first.
+    def couple(self, noise: Noise | None) -> None:
+        """Tells the noise of the coming sequence; None for one that is decoded without."""
+        ...
 
-        Each is a token, different from its siblings, and the probability that the verifier accepts
-        it given that it accepted the node; siblings' probabilities add up to at most 1. Leaves the
-        context as it is.
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
+        """At most `num` children of each node, best first; a node is the path of tokens that leads
+        to it from the root, the root excluded.
+
+        One call holds all nodes of a growth step, so that a model can run them together. Siblings
+        differ, and their probabilities add up to at most 1. Leaves the context as it is.
         """
         ...
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Appends emitted tokens to the context."""
+        """Appends emitted tokens to the context; ends the tree."""
         ...
 
     def rewind(self, num_tokens: int) -> None:
-        """Keeps the first `num_tokens` of the context."""
+        """Keeps the first `num_tokens` of the context; ends the tree."""
         ...

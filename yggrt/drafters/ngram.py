@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from yggrt.core import schema
+from yggrt.drafters import UNLIMITED, Candidate, Noise
 
 # Occurrences of a suffix that are looked at, newest first, each counting for less than the one
 # after it.
@@ -59,6 +60,9 @@ class Evidence(NamedTuple):
 class NgramDrafter:
     """A Drafter over suffix matches. Updates and rewinds cost a constant per token."""
 
+    max_expanded = UNLIMITED
+    max_model_len = UNLIMITED
+
     def __init__(self, parameters: schema.NgramDrafter) -> None:
         self._max_match = parameters.max_match
         self._corpus_match = len(parameters.corpus_acceptance)
@@ -72,6 +76,9 @@ class NgramDrafter:
         self._ids = []
         self._places = {}
         self.commit(ids)
+
+    def couple(self, noise: Noise | None) -> None:
+        """Nothing to couple: what followed before is no law of what the verifier says."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         ids, places = self._ids, self._places
@@ -92,8 +99,11 @@ class NgramDrafter:
                 if not places[gram]:
                     del places[gram]
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
-        found: list[tuple[int, float]] = []
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
+        return [self._children(path, num) for path in paths]
+
+    def _children(self, path_tokens: Sequence[int], num: int) -> list[Candidate]:
+        found: list[Candidate] = []
         remainder = 1.0
         for row, column, weights in self.evidence(path_tokens):
             acceptance = self._acceptance[row][column]

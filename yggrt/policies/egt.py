@@ -27,8 +27,9 @@ def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
     for _ in range(spec.depth):
         if spec.frontier == "level":
             pool.clear()
-        for row in newest:
-            for token, probability in drafter.candidates(paths[row], spec.children):
+        children = drafter.candidates([paths[row] for row in newest], spec.children)
+        for row, found in zip(newest, children, strict=True):
+            for token, probability in found:
                 heapq.heappush(pool, (-scores[row] * probability, row, token))
         newest = []
         for _ in range(min(spec.width, len(pool))):

@@ -12,7 +12,7 @@ def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
     tokens = [root_token]
     scores: list[float] = [1]
     while len(tokens) <= spec.depth:
-        best = drafter.candidates(tokens[1:], 1)
+        [best] = drafter.candidates([tokens[1:]], 1)
         if not best:
             break
         token, probability = best[0]

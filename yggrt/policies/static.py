@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from yggrt.core.schema import TreeSpec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters import Drafter
+from yggrt.drafters import Candidate, Drafter
 
 
 def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
     """The shape `spec.parents`, without the nodes that the drafter has no guess for and their
     descendants."""
-    tokens, parents = [root_token], [-1]
-    scores: list[float] = [1]
-    paths: list[tuple[int, ...]] = [()]
-    row_of = {0: 0}  # node of the spec -> row of the tree, for nodes that got a token
-    guesses: dict[int, list[tuple[int, float]]] = {}
-    for node, parent_node in enumerate(spec.parents, start=1):
-        parent = row_of.get(parent_node)
-        if parent is None:
-            continue
-        if parent_node not in guesses:
-            num_children = spec.parents.count(parent_node)
-            guesses[parent_node] = drafter.candidates(paths[parent], num_children)[::-1]
-        if not guesses[parent_node]:
-            continue
-        token, probability = guesses[parent_node].pop()
-        row_of[node] = len(tokens)
-        tokens.append(token)
-        parents.append(parent)
-        scores.append(scores[parent] * probability)
-        paths.append((*paths[parent], token))
-    return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
+    num_children = Counter(spec.parents)
+    paths: dict[int, tuple[int, ...]] = {0: ()}  # of the spec's nodes that got a token
+    chosen: dict[int, Candidate] = {0: (root_token, 1)}
+    level = [0]
+    while level:
+        asked = [node for node in level if node in num_children]
+        level = []
+        most = max((num_children[node] for node in asked), default=0)
+        found = drafter.candidates([paths[node] for node in asked], most) if asked else []
+        for parent, guesses in zip(asked, found, strict=True):
+            nodes = [node for node, p in enumerate(spec.parents, start=1) if p == parent]
+            for node, (token, probability) in zip(nodes, guesses, strict=False):
+                paths[node] = (*paths[parent], token)
+                chosen[node] = (token, chosen[parent][1] * probability)
+                level.append(node)
+    nodes = sorted(chosen)
+    row_of = {node: row for row, node in enumerate(nodes)}
+    return TokenTree(
+        tuple(chosen[node][0] for node in nodes),
+        (-1, *(row_of[spec.parents[node - 1]] for node in nodes[1:])),
+        tuple(chosen[node][1] for node in nodes),
+    )
