@@ -16,14 +16,14 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from yggc.errors import StageError
 from yggc.workdir import hash_inputs
 from yggrt.core.formats import cache_shapes
-from yggrt.core.schema import KvLayer, TensorSpec
+from yggrt.core.schema import PREFILL_KINDS, GraphKind, KvLayer, TensorSpec
 
 # Graph code holds elementwise glue only; the operators carry the wide vectors. One level keeps
 # graphs portable.
@@ -33,13 +33,15 @@ GLUE_ISA = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 
 class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a compiled graph depends on. `min_rows == max_rows` is a static graph;
-    `formats` names the matrices that are not in `weight_dtype`.
+    `num_columns` is the size of the mask's second dimension, 0 for as many as rows; `formats`
+    names the matrices that are not in `weight_dtype`.
     """
 
     name: str
-    kind: Literal["verify", "prefill"]
+    kind: GraphKind
     min_rows: int
     max_rows: int
+    num_columns: int
     config: dict[str, Any]
     num_slots: int
     max_depth: int
@@ -112,9 +114,9 @@ def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...]) -> list[Any]:
         torch.zeros(rows, dtype=torch.int64),
         torch.arange(rows),
         torch.zeros(1, dtype=torch.int64),
-        torch.ones(rows, rows, dtype=torch.bool),
+        torch.ones(rows, job.num_columns or rows, dtype=torch.bool),
     ]
-    if job.kind == "prefill":
+    if job.kind in PREFILL_KINDS:
         inputs.append(torch.zeros(1, dtype=torch.int64))
     for dtype, shape in cache_shapes(kv_layers, job.num_slots, job.kv_dtype):
         inputs.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
@@ -134,10 +136,10 @@ def _describe(names: list[str], tensors: list[Any]) -> tuple[TensorSpec, ...]:
     )
 
 
-def input_names(kind: str, num_layers: int) -> list[str]:
+def input_names(kind: GraphKind, num_layers: int) -> list[str]:
     """Names of a graph's inputs, in order."""
     caches = [f"{part}_{layer}" for layer in range(num_layers) for part in ("keys", "values")]
-    row = ["row"] if kind == "prefill" else []
+    row = ["row"] if kind in PREFILL_KINDS else []
     return ["tokens", "positions", "slots", "length", "mask", *row, *caches]
 
 

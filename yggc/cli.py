@@ -49,7 +49,31 @@ Sha256 = Annotated[
     str | None, typer.Option(help="SHA-256 that a single-file verifier must have.", metavar="HEX")
 ]
 Drafter = Annotated[
-    str | None, typer.Option(help="Who guesses; this release has ngram (default).")
+    str | None,
+    typer.Option(
+        help="Who guesses: ngram (default), self:LAYERS (the verifier's first layers), self (all "
+        "of it), or a model with the verifier's tokenizer, named as the verifier is.",
+        metavar="SRC",
+    ),
+]
+DrafterSha256 = Annotated[
+    str | None, typer.Option(help="SHA-256 that a single-file drafter must have.", metavar="HEX")
+]
+DrafterQuant = Annotated[
+    str | None,
+    typer.Option(
+        help="The drafter's matrices, as --quant (auto: as the verifier's for self, else by file)."
+    ),
+]
+DrafterDtype = Annotated[
+    str | None, typer.Option(help="The drafter's weights, as --dtype (auto: likewise).")
+]
+DrafterWidths = Annotated[
+    str | None,
+    typer.Option(
+        help="Nodes that one pass of the drafter runs; a graph for each (default 1,4).",
+        metavar="N,N",
+    ),
 ]
 Output = Annotated[
     str | None, typer.Option("--output", "-o", help="The bundle to write.", metavar="OUT.ygg")
@@ -129,6 +153,10 @@ def build(
     verifier: Verifier = None,
     verifier_sha256: Sha256 = None,
     drafter: Drafter = None,
+    drafter_sha256: DrafterSha256 = None,
+    drafter_quant: DrafterQuant = None,
+    drafter_dtype: DrafterDtype = None,
+    drafter_widths: DrafterWidths = None,
     output: Output = None,
     dtype: Dtype = None,
     quant: Quant = None,
@@ -159,6 +187,10 @@ def build(
         "verifier": verifier,
         "verifier_sha256": verifier_sha256,
         "drafter": drafter,
+        "drafter_sha256": drafter_sha256,
+        "drafter_quant": drafter_quant,
+        "drafter_dtype": drafter_dtype,
+        "drafter_widths": _numbers("--drafter-widths", drafter_widths),
         "output": output,
         "dtype": dtype,
         "quant": quant,
@@ -257,6 +289,20 @@ def targets(as_json: AsJson = False, verbose: Verbose = False) -> None:
     console.print(
         "This release builds for cpu; GPU names can be planned for with --dry-run.", soft_wrap=True
     )
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    from yggc.errors import RecipeError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise RecipeError(
+            f"{flag} is {text!r}, wanted whole numbers with commas between them",
+            f"as in {flag} 1,4",
+        )
+    return [int(part) for part in parts]
 
 
 def _dry_run(config: object, as_json: bool) -> None:

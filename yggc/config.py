@@ -12,13 +12,14 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
 from yggc.errors import RecipeError
 from yggc.host import default_work_dir, usable_cores
 from yggrt.core.errors import RequestError
+from yggrt.core.schema import GraphKind
 from yggrt.core.spec import parse_tree_spec
 from yggrt.memory import available_memory_bytes
 
@@ -35,7 +36,10 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     per prompt. `tree` is a tree spec or "auto" (searched). `max_model_len` 0 stands for auto until
     the model is known. `quant` is the format of matrices: none (`dtype`), int8 or int4 (rounded to
     nearest), keep (as a GGUF file stores them); `activations` what quantised ones multiply;
-    `kv_dtype` what keys and values are cached in.
+    `kv_dtype` what keys and values are cached in. `drafter` is "ngram", a model's source,
+    "self:LAYERS" (the verifier's first layers under its final norm and head) or "self" (all of
+    it); `drafter_quant` and `drafter_dtype` are to it what `quant` and `dtype` are to the
+    verifier, `drafter_widths` the nodes that one pass of it runs.
     """
 
     name: str
@@ -47,6 +51,10 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     work_dir: str
     verifier_sha256: str = ""
     drafter: str = "ngram"
+    drafter_sha256: str = ""
+    drafter_quant: Literal["auto", "none", "int8", "int4", "keep"] = "auto"
+    drafter_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    drafter_widths: tuple[int, ...] = (1, 4)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     quant: Literal["auto", "none", "int8", "int4", "keep"] = "auto"
     activations: Literal["auto", "float32", "int8"] = "auto"
@@ -98,37 +106,104 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"a bucket of {largest} rows, wanted at most {MAX_ROWS}",
                 "more rows at once are no faster",
             )
-        digest = self.verifier_sha256.lower()
-        if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise RecipeError(
-                f"verifier_sha256 is {self.verifier_sha256!r}, wanted 64 hexadecimal digits",
-                "`sha256sum FILE` prints them",
-            )
-        if self.drafter != "ngram":
-            raise RecipeError(
-                f'drafter {self.drafter!r}: this release drafts with "ngram", not with a model',
-                "leave the drafter out; ngram needs no training and no second model",
-            )
+        for key in ("verifier_sha256", "drafter_sha256"):
+            digest = getattr(self, key).lower()
+            if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+                raise RecipeError(
+                    f"{key} is {getattr(self, key)!r}, wanted 64 hexadecimal digits",
+                    "`sha256sum FILE` prints them",
+                )
+        self._check_drafter()
         self._check_tree()
 
     @property
-    def graph_rows(self) -> dict[str, tuple[Literal["verify", "prefill"], int, int]]:
-        """Kind, fewest and most rows of every graph, by its name; no name begins another."""
+    def graph_rows(self) -> dict[str, GraphRows]:
+        """The verifier's graphs by name; no name begins another."""
         if self.graphs == "static":
             verify = [(bucket, bucket) for bucket in self.buckets]
         else:
             verify = [(1, 1)]
             if self.buckets[-1] > 1:
                 verify.append((2, self.buckets[-1]))
-        rows: list[tuple[Literal["verify", "prefill"], int, int]]
-        rows = [("verify", fewest, most) for fewest, most in verify]
-        rows += [("prefill", bucket, bucket) for bucket in self.prefill_buckets]
-        return {f"{kind}_{most:03d}": (kind, fewest, most) for kind, fewest, most in rows}
+        rows = [GraphRows("verify", fewest, most) for fewest, most in verify]
+        rows += [GraphRows("prefill", bucket, bucket) for bucket in self.prefill_buckets]
+        return {f"{one.kind}_{one.most:03d}": one for one in rows}
+
+    @property
+    def draft_graph_rows(self) -> dict[str, GraphRows]:
+        """The drafter's graphs by name; none if no model drafts."""
+        if not self.has_draft_model:
+            return {}
+        rows = [
+            GraphRows("draft", width, width, self.most_expanded if width > 1 else 1)
+            for width in self.drafter_widths
+        ]
+        rows += [GraphRows("draft_prefill", bucket, bucket) for bucket in self.prefill_buckets]
+        return {f"{one.kind}_{one.most:03d}": one for one in rows}
+
+    @property
+    def has_draft_model(self) -> bool:
+        return self.drafter != "ngram"
+
+    @property
+    def self_layers(self) -> int | None:
+        """Layers of the verifier that draft, 0 for all of them; None for another drafter."""
+        if not (self.drafter == "self" or self.drafter.startswith("self:")):
+            return None
+        layers = self.drafter.removeprefix("self").removeprefix(":") or "0"
+        if not layers.isdigit() or (":" in self.drafter and int(layers) < 1):
+            raise RecipeError(
+                f"drafter is {self.drafter!r}, wanted self:LAYERS with a number of layers",
+                "as in --drafter self:6, or self for the whole verifier",
+            )
+        return int(layers)
+
+    @property
+    def most_expanded(self) -> int:
+        """Nodes of one tree that a drafting model runs: the root, then a step for every level but
+        the last.
+        """
+        return 1 + self.drafter_widths[-1] * (self.max_depth - 1)
 
     @property
     def most_rows(self) -> int:
-        """Rows of the largest graph; caches have as many slots beyond the context limit."""
+        """Rows of the verifier's largest graph; its caches have as many slots beyond the context
+        limit.
+        """
         return max(self.buckets[-1], self.prefill_buckets[-1])
+
+    @property
+    def most_draft_rows(self) -> int:
+        """As `most_rows` for the drafter: a tree's nodes, and padding behind them."""
+        return max(self.most_expanded + self.drafter_widths[-1], self.prefill_buckets[-1])
+
+    def _check_drafter(self) -> None:
+        widths = list(self.drafter_widths)
+        if len(widths) < 2 or widths[0] != 1 or widths != sorted(set(widths)):
+            raise RecipeError(
+                f"drafter_widths is {widths}, wanted at least two ascending numbers of nodes that "
+                "start with 1",
+                "the root runs alone and a step's nodes together, as in drafter_widths = [1, 4]",
+            )
+        if self.most_draft_rows > MAX_ROWS:
+            raise RecipeError(
+                f"drafter_widths of {widths[-1]} and max_depth of {self.max_depth} make "
+                f"{self.most_draft_rows} rows, wanted at most {MAX_ROWS}",
+                "lower one of them",
+            )
+        if self.has_draft_model:
+            _ = self.self_layers
+            return
+        for key, default in (
+            ("drafter_sha256", ""),
+            ("drafter_quant", "auto"),
+            ("drafter_dtype", "auto"),
+        ):
+            if getattr(self, key) != default:
+                raise RecipeError(
+                    f"{key} is {getattr(self, key)!r}, but ngram drafts, which is no model",
+                    "name a model with --drafter, or leave it out",
+                )
 
     def _check_tree(self) -> None:
         if self.tree == "auto":
@@ -152,6 +227,15 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return {
             key: value for key, value in plain.items() if key not in ("output", "work_dir", "jobs")
         }
+
+
+class GraphRows(NamedTuple):
+    """What kind of graph, for how many rows, and how many columns its mask has (0: as many)."""
+
+    kind: GraphKind
+    fewest: int
+    most: int
+    num_columns: int = 0
 
 
 OPTIONS = tuple(BuildConfig.__struct_fields__)
@@ -206,7 +290,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
             'a recipe has lines like name = "value"; artifacts/recipes has examples',
         ) from error
     # Written beside the recipe, so looked for there whatever the current directory.
-    for key in ("verifier", "calibration"):
+    for key in ("verifier", "drafter", "calibration"):
         value = values.get(key)
         if isinstance(value, str) and value.startswith(("./", "../")):
             values[key] = str((path.parent / value).resolve())

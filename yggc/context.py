@@ -42,6 +42,19 @@ class Context:
         return open_checkpoint(resolve_source(config.verifier, self.work, config.verifier_sha256))
 
     @cached_property
+    def drafter_checkpoint(self) -> Checkpoint:
+        """As `checkpoint`, of the model that drafts, if one does: the verifier's own where it
+        drafts for itself.
+        """
+        config = self.config
+        if config.self_layers is not None:
+            return self.checkpoint
+        source = resolve_source(
+            config.drafter, self.work, config.drafter_sha256, option="drafter_sha256"
+        )
+        return open_checkpoint(source)
+
+    @cached_property
     def library(self) -> BuiltLibrary:
         """The operators, compiled for this machine."""
         return build_library(self.work.root / "operators", cxx=os.environ.get("CXX", "g++"))

@@ -31,7 +31,7 @@ from yggc.errors import SourceError
 from yggc.models.matrices import Matrix, find_matrices, tied_names
 from yggc.models.packing import packed_dtype, packed_shape
 from yggrt.core.formats import FORMATS
-from yggrt.core.schema import KvLayer
+from yggrt.core.schema import PREFILL_KINDS, GraphKind, KvLayer
 
 ATTENTION = "ygg_tree"
 PREDICTOR_HIDDEN = 64
@@ -53,7 +53,7 @@ class Step:
     length: torch.Tensor | None = None  # [1] int64
     positions: torch.Tensor | None = None  # [V] int64
     slots: torch.Tensor | None = None  # [V] int64
-    mask: torch.Tensor | None = None  # [V, V] bool
+    mask: torch.Tensor | None = None  # [V, M] bool, M >= V
     last_hidden_state: torch.Tensor | None = None  # [1, V, hidden_size]
     num_attended: int = 0
 
@@ -73,6 +73,9 @@ def _attend(
 
     query [1, heads, V, key_dim]; key and value are the whole cache of the layer. Returns [1, V,
     heads, value_dim].
+
+    The operator takes square masks. Rows that may see more tree rows than the call has are given
+    company: copies of the first row's mask and queries of zero, whose results are dropped.
     """
     unknown = {
         name
@@ -89,18 +92,28 @@ def _attend(
     window = int(sliding_window) if sliding_window else 0
     step.num_attended += 1
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
+    assert step.mask is not None
+    assert step.positions is not None
+    mask, positions = step.mask, step.positions
+    rows, columns = mask.shape
+    # Sizes of a dynamic graph are symbols; its masks are square.
+    more = columns - rows if isinstance(columns, int) and isinstance(rows, int) else 0
+    if more:
+        query = nn.functional.pad(query, (0, 0, 0, more))
+        mask = torch.cat([mask, mask[:1].expand(more, columns)])
+        positions = torch.cat([positions, positions[:1].expand(more)])
     out = step.operators.tree_attention(
         query,
         key,
         value,
         step.length,
-        step.positions,
-        step.mask,
+        positions,
+        mask,
         float(scale),
         window,
         float(softcap) if softcap else 0.0,
     )
-    return out, None
+    return out[:, :rows] if more else out, None
 
 
 def _no_mask(*_args: Any, **_arguments: Any) -> None:
@@ -237,13 +250,15 @@ def _cache_argument(model: nn.Module) -> str:
 class StaticForward(nn.Module):
     """The one graph kind: V rows of a tree at given slots over a visible prefix.
 
-    Inputs: tokens, positions, slots [V] int64, length [1] int64, mask [V, V] bool, for `prefill`
-    row [1] int64, then keys and values of every layer, which are written in place. `verify`
-    returns ids [V] int64, logits [V, vocab], hidden [V, hidden_size], hazards [V, max_depth];
-    `prefill` gives hidden of all rows and the others of row `row`.
+    Inputs: tokens, positions, slots [V] int64, length [1] int64, mask [V, M] bool, for the prefill
+    kinds row [1] int64, then keys and values of every layer, which are written in place. Returns
+    ids [V] int64, logits [V, vocab], hidden [V, hidden_size], hazards [V, max_depth]; the prefill
+    kinds give hidden of all rows and the others of row `row`.
     """
 
-    def __init__(self, model: nn.Module, step: Step, predictor: DepthPredictor, kind: str) -> None:
+    def __init__(
+        self, model: nn.Module, step: Step, predictor: DepthPredictor, kind: GraphKind
+    ) -> None:
         super().__init__()
         self.verifier, self.predictor = model, predictor
         self.step, self.kind = step, kind
@@ -260,7 +275,7 @@ class StaticForward(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         step = self.step
         step.length, step.positions, step.slots, step.mask = length, positions, slots, mask
-        row, caches = (rest[0], rest[1:]) if self.kind == "prefill" else (None, rest)
+        row, caches = (rest[0], rest[1:]) if self.kind in PREFILL_KINDS else (None, rest)
         layers = [
             TreeCacheLayer(keys, values, step)
             for keys, values in zip(caches[::2], caches[1::2], strict=True)
@@ -388,7 +403,7 @@ class Adapted:
     tied: dict[str, str]
     kv_layers: tuple[KvLayer, ...]
 
-    def static_forward(self, kind: str) -> StaticForward:
+    def static_forward(self, kind: GraphKind) -> StaticForward:
         """The module that is exported for `kind`."""
         return StaticForward(self.model, self.step, self.predictor, kind).eval()
 

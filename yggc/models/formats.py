@@ -76,9 +76,12 @@ def describe_formats(formats: Mapping[str, str]) -> str:
     return ", ".join(f"{form} ({counts[form]})" for form in most)
 
 
-def model_footprint(model: Any, config: BuildConfig, formats: Mapping[str, str]) -> Footprint:
-    """What the compiled model takes at its context limit; `config` is resolved. Caches are taken
-    from the configuration, so they are an estimate for unusual attention.
+def model_footprint(
+    model: Any, config: BuildConfig, formats: Mapping[str, str], *, drafts: bool = False
+) -> Footprint:
+    """What the compiled model takes at its context limit, as the verifier or, with `drafts`, as
+    the drafter; `config` is resolved for it. Caches are taken from the configuration, so they are
+    an estimate for unusual attention.
     """
     tied = tied_names(model)
     matrices = find_matrices(model)
@@ -91,12 +94,13 @@ def model_footprint(model: Any, config: BuildConfig, formats: Mapping[str, str])
             form = FORMATS[formats.get(tied.get(name, name), config.dtype)]
             weights += form.num_bytes(matrix.num_outputs, matrix.num_inputs)
     inner = [one for one in matrices.values() if not one.is_vocabulary]
-    rows = config.buckets[-1]
+    rows = config.drafter_widths[-1] if drafts else config.buckets[-1]
+    most_rows = config.most_draft_rows if drafts else config.most_rows
     hf = model.config
     heads = getattr(hf, "num_key_value_heads", None) or hf.num_attention_heads
     dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     layers = [KvLayer(num_heads=heads, key_dim=dim, value_dim=dim)] * hf.num_hidden_layers
-    slots = config.max_model_len + config.most_rows
+    slots = config.max_model_len + most_rows
     widest = max((max(one.num_outputs, one.num_inputs) for one in inner), default=hf.hidden_size)
     return Footprint(
         weights_bytes=weights,

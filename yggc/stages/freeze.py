@@ -20,7 +20,7 @@ from yggc.stages.search import Searched, calibration_ids, decode
 from yggrt.core.schema import Golden, GraphSpec, Record
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters.ngram import NgramDrafter
+from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.kv import KvCache
@@ -63,9 +63,11 @@ def run(
     torch.set_num_threads(context.config.threads)
     prompts = calibration_ids(context, loaded, adapted)[:NUM_GOLDEN]
     difference = _check_against_eager(context, loaded, adapted, bound, prompts[0])
+    # Plain decoding asks no drafter.
+    drafter = NgramDrafter(DEFAULT_PARAMETERS)
     engine = Engine(
-        bound.graphs, bound.graphs.new_cache(), NgramDrafter(searched.schedule.drafter),
-        parse_tree_spec("plain"), lambda rows: 1.0, 0.0, OpenGate(),
+        bound.graphs, bound.graphs.new_cache(), drafter, parse_tree_spec("plain"),
+        lambda rows: 1.0, 0.0, OpenGate(),
     )  # fmt: skip
     ends = set(loaded.eos_ids)
     golden = tuple(
@@ -85,19 +87,43 @@ def _check_against_eager(
     bound: BoundGraphs,
     prompt: list[int],
 ) -> float:
-    """Largest difference of a logit, as a share of the largest; raises StageError above the
-    tolerance.
+    """Largest difference of a logit, as a share of the largest, of the verifier and of a model
+    that drafts; raises StageError above the tolerance.
     """
-    rows = min(len(prompt), bound.graphs.row_counts[-1])
-    chain = TokenTree(tuple(prompt[:rows]), tuple(range(-1, rows - 1)), (1.0,) * rows)
-    out = bound.graphs.verify(bound.graphs.new_cache(), chain, 0)
-    logits = _eager_logits(context, loaded, adapted, chain)
+    graphs, draft, storage = bound.graphs, bound.draft, bound.storage
+    chain = _chain(prompt, graphs.row_counts[-1])
+    found = graphs.verify(graphs.new_cache(), chain, 0).logits
+    difference = _compare(context, loaded, adapted, storage, chain, found)
+    if draft is not None and loaded.drafter is not None and adapted.drafter is not None:
+        known = [min(token, draft.vocab_size - 1) for token in prompt]
+        chain = _chain(known, draft.widths[-1])
+        paths = [chain.path(row) for row in range(chain.num_nodes)]
+        found = draft.draft(draft.new_cache(), chain.tokens, paths, 0)
+        part = _compare(context, loaded.drafter, adapted.drafter, storage, chain, found)
+        difference = max(difference, part)
+    return difference
+
+
+def _chain(prompt: list[int], most: int) -> TokenTree:
+    rows = min(len(prompt), most)
+    return TokenTree(tuple(prompt[:rows]), tuple(range(-1, rows - 1)), (1.0,) * rows)
+
+
+def _compare(
+    context: Context,
+    loaded: Loaded,
+    adapted: AdaptedModel,
+    storage: torch.UntypedStorage,
+    chain: TokenTree,
+    found: torch.Tensor,
+) -> float:
+    logits = _eager_logits(context, loaded, adapted, storage, chain)
     largest = float(logits.abs().max())
-    difference = float((logits - out.logits).abs().max()) / largest
+    difference = float((logits - found).abs().max()) / largest
     tolerance = TOLERANCE
     exact = msgspec.structs.replace(loaded, activations="float32", kv_dtype="float32")
     if exact != loaded:
-        unrounded = _eager_logits(context, exact, adapted, chain)
+        unrounded = _eager_logits(context, exact, adapted, storage, chain)
         noise = float((logits - unrounded).abs().max()) / largest
         tolerance = max(TOLERANCE, ROUNDING_FACTOR * noise)
     if not difference <= tolerance:
@@ -110,14 +136,17 @@ def _check_against_eager(
 
 
 def _eager_logits(
-    context: Context, loaded: Loaded, adapted: AdaptedModel, chain: TokenTree
+    context: Context,
+    loaded: Loaded,
+    adapted: AdaptedModel,
+    storage: torch.UntypedStorage,
+    chain: TokenTree,
 ) -> torch.Tensor:
     """Logits of `loaded` over the packed weights, nothing compiled but the operators."""
     library = context.library
     operators = load_library(library.path, library.namespace)
     eager = adapt_loaded(loaded, operators, adapted.model.max_depth)
     module = eager.static_forward("verify")
-    storage = bind_graphs(context, loaded, adapted).storage
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parameter.data = view(storage, adapted.weights[weight_name(adapted.tied, name)])
     rows = chain.num_nodes

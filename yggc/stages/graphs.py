@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +22,15 @@ from ygg_kernels.ops import load_library
 
 from yggc import errors
 from yggc.aot import GRAPH_FOLDER, CompiledGraph, GraphJob, compiler_digest
+from yggc.config import GraphRows
 from yggc.context import Context
 from yggc.errors import StageError
 from yggc.models.weights import weight_name
 from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
 from yggc.stages.load import Loaded
 from yggrt.core.errors import YggError
-from yggrt.core.schema import GraphSpec
-from yggrt.graphs import AotGraphs
+from yggrt.core.schema import DRAFTER_KINDS, VERIFIER_KINDS, GraphKind, GraphSpec
+from yggrt.graphs import AotDraftGraphs, AotGraphs
 from yggrt.memory import has_room_for
 from yggrt.weights import copy_file, map_file, view
 
@@ -64,14 +65,26 @@ class BuiltGraph:
 
 
 def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[GraphJob]:
-    """The graphs that the configuration asks for."""
-    config = context.config
+    """The graphs that the configuration asks for: the verifier's, then those of a model that
+    drafts.
+    """
+    jobs = _model_jobs(context, context.config.graph_rows, loaded, adapted)
+    if loaded.drafter is not None and adapted.drafter is not None:
+        rows = context.config.draft_graph_rows
+        jobs += _model_jobs(context, rows, loaded.drafter, adapted.drafter)
+    return jobs
+
+
+def _model_jobs(
+    context: Context, rows: Mapping[str, GraphRows], loaded: Loaded, adapted: AdaptedModel
+) -> list[GraphJob]:
     return [
         GraphJob(
             name=name,
-            kind=kind,
-            min_rows=fewest,
-            max_rows=most,
+            kind=one.kind,
+            min_rows=one.fewest,
+            max_rows=one.most,
+            num_columns=one.num_columns,
             config=loaded.config,
             num_slots=adapted.model.num_slots,
             max_depth=adapted.model.max_depth,
@@ -85,7 +98,7 @@ def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[
             transformers_version=version("transformers"),
             compiler_digest=compiler_digest(),
         )
-        for name, (kind, fewest, most) in config.graph_rows.items()
+        for name, one in rows.items()
     ]
 
 
@@ -149,8 +162,13 @@ class BoundGraphs:
     """Graphs over the packed weights, which lie where the runtime puts them."""
 
     graphs: AotGraphs
+    draft: AotDraftGraphs | None
     specs: tuple[GraphSpec, ...]
     storage: torch.UntypedStorage
+
+    def names(self, kind: GraphKind) -> list[str]:
+        """Names of the graphs of a kind."""
+        return [spec.name for spec in self.specs if spec.kind == kind]
 
 
 def bind_graphs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> BoundGraphs:
@@ -175,15 +193,20 @@ def _bind(context: Context, loaded: Loaded, adapted: AdaptedModel, path: Path) -
     parts = []
     for graph in built:
         table = dict(_constant_table(graph, adapted, own))
+        weights = adapted.all_weights
         tensors = {
-            constant: own[name] if name in own else view(storage, adapted.weights[name])
+            constant: own[name] if name in own else view(storage, weights[name])
             for constant, name in table.items()
         }
         parts.append((graph.spec(table), graph.folder, tensors))
     # Not torch's loader alone: a later check traces the operators and needs their shapes.
     operators = load_library(context.library.path, context.library.namespace)
-    graphs = AotGraphs(adapted.model, parts, operators)
-    return BoundGraphs(graphs, tuple(spec for spec, _, _ in parts), storage)
+    verifier = [part for part in parts if part[0].kind in VERIFIER_KINDS]
+    graphs, draft = AotGraphs(adapted.model, verifier, operators), None
+    if adapted.drafter is not None:
+        small = [part for part in parts if part[0].kind in DRAFTER_KINDS]
+        draft = AotDraftGraphs(adapted.drafter.model, small, operators)
+    return BoundGraphs(graphs, draft, tuple(spec for spec, _, _ in parts), storage)
 
 
 def own_constants(built: Sequence[BuiltGraph], adapted: AdaptedModel) -> dict[str, torch.Tensor]:
@@ -201,6 +224,9 @@ def _constant_table(
     """(graph's name, name in the weight table); adds the graph's own values to `own`, equal ones
     once.
     """
+    if graph.job.kind in DRAFTER_KINDS:
+        assert adapted.drafter is not None
+        adapted = adapted.drafter
     for constant in graph.compiled.constants:
         name = weight_name(adapted.tied, constant)
         if constant in graph.own:

@@ -1,4 +1,4 @@
-"""load: resolve the verifier's source, read its configuration and its text side; weights stay
+"""load: resolve where the models come from, read their configurations and text sides; weights stay
 where they are.
 """
 
@@ -9,20 +9,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from yggc.config import resolve_for_model
+from yggc.config import BuildConfig, resolve_for_model
 from yggc.context import Context
-from yggc.models.checkpoint import context_limit, empty_model
+from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
+from yggc.models.drafter import check_same_tokens, drafter_options, first_layers
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.preflight import preflight
+from yggrt.core.footprint import Footprint, beside
 from yggrt.core.schema import Record, Source, TextInfo
 
 TOKENIZER_MEMBER = "tokenizer.json"
 
 
 class Loaded(Record, frozen=True):
-    """What the later stages know of the verifier. `config` is transformers' JSON form; `dtype`,
-    `quant`, `activations`, `kv_dtype` and `max_model_len` are resolved; `formats` names the
-    quantised matrices.
+    """What the later stages know of the verifier, and of a model that drafts. `config` is
+    transformers' JSON form; `dtype`, `quant`, `activations`, `kv_dtype` and `max_model_len` are
+    resolved; `formats` names the quantised matrices. The text side is the verifier's alone.
     """
 
     source: Source
@@ -36,6 +38,7 @@ class Loaded(Record, frozen=True):
     activations: Literal["float32", "int8"]
     kv_dtype: Literal["float32", "bfloat16", "int8"]
     max_model_len: int
+    drafter: Loaded | None = None
 
 
 # Where a model lay and who saved it: two copies of one model must share their graphs.
@@ -49,34 +52,91 @@ def _shape_of(config: dict[str, Any]) -> dict[str, Any]:
 def key(context: Context) -> Any:
     config = context.config
     numbers = [config.dtype, config.quant, config.activations, config.kv_dtype]
-    return [context.checkpoint.source.record("verifier"), *numbers, config.max_model_len]
+    drafter = []
+    if config.has_draft_model:
+        drafter = [
+            context.drafter_checkpoint.source.record("drafter"),
+            config.self_layers,
+            config.drafter_dtype,
+            config.drafter_quant,
+        ]
+    verifier = context.checkpoint.source.record("verifier")
+    return [verifier, *numbers, config.max_model_len, drafter]
 
 
 def run(context: Context, out: Path) -> Loaded:
-    """Writes `tokenizer.json` into `out` if the model has one."""
+    """Writes `tokenizer.json` into `out` if the verifier has one."""
     checkpoint = context.checkpoint
-    config, notes = resolve_for_model(
-        context.config,
-        model_limit=context_limit(checkpoint.config),
-        stored_dtype=checkpoint.dtype,
-        is_gguf=checkpoint.source.is_gguf,
-        is_quantised=bool(checkpoint.stored_formats),
-    )
+    config, notes = resolve(context.config, checkpoint)
     model = empty_model(checkpoint.config)
     formats, more = choose_formats(model, config, checkpoint)
-    preflight(config, model_footprint(model, config, formats))
+    notes += more
+    footprint = model_footprint(model, config, formats)
+    loaded = _loaded("verifier", config, checkpoint, checkpoint.config.to_dict(), formats)
+    if config.has_draft_model:
+        drafter, total, more = _load_drafter(context, config, footprint)
+        loaded = msgspec.structs.replace(loaded, drafter=drafter)
+        notes += [f"drafter: {note}" for note in more]
+        footprint = total
+    preflight(config, footprint)
     text = checkpoint.text_info()
     tokenizer = checkpoint.tokenizer_json()
     if tokenizer is not None:
         (out / TOKENIZER_MEMBER).write_bytes(tokenizer)
         text = msgspec.structs.replace(text, tokenizer=TOKENIZER_MEMBER)
-    for note in (*notes, *more, *checkpoint.notes):
+    for note in (*notes, *checkpoint.notes):
         context.reporter.say(note)
+    return msgspec.structs.replace(loaded, text=text, eos_ids=checkpoint.eos_ids())
+
+
+def resolve(config: BuildConfig, checkpoint: Checkpoint) -> tuple[BuildConfig, list[str]]:
+    """The configuration without any "auto" that hangs on the model, and what was chosen."""
+    return resolve_for_model(
+        config,
+        model_limit=context_limit(checkpoint.config),
+        stored_dtype=checkpoint.dtype,
+        is_gguf=checkpoint.source.is_gguf,
+        is_quantised=bool(checkpoint.stored_formats),
+    )
+
+
+def _load_drafter(
+    context: Context, config: BuildConfig, verifier: Footprint
+) -> tuple[Loaded, Footprint, list[str]]:
+    """The drafter, what both models take together, and what a user should be told."""
+    checkpoint = context.drafter_checkpoint
+    layers = config.self_layers
+    if layers is None:
+        check_same_tokens(context.checkpoint.tokenizer, checkpoint.tokenizer)
+    options, notes = drafter_options(config, context_limit(checkpoint.config))
+    options, more = resolve(options, checkpoint)
+    shape = first_layers(checkpoint.config, layers or 0)
+    model = empty_model(shape)
+    formats, others = choose_formats(model, options, checkpoint)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    formats = {name: form for name, form in formats.items() if name in names}
+    footprint = model_footprint(model, options, formats, drafts=True)
+    same = layers is not None and (options.quant, options.dtype) == (config.quant, config.dtype)
+    total = beside(verifier, footprint, footprint.weights_bytes if same else 0)
+    loaded = _loaded("drafter", options, checkpoint, shape.to_dict(), formats)
+    if layers is not None:
+        count = sum(parameter.numel() for parameter in model.parameters())
+        return msgspec.structs.replace(loaded, num_parameters=count), total, notes
+    return loaded, total, [*notes, *more, *others, *checkpoint.notes]
+
+
+def _loaded(
+    role: Literal["verifier", "drafter"],
+    config: BuildConfig,
+    checkpoint: Checkpoint,
+    shape: dict[str, Any],
+    formats: dict[str, str],
+) -> Loaded:
     return Loaded(
-        source=checkpoint.source.record("verifier"),
-        config=_shape_of(checkpoint.config.to_dict()),
-        text=text,
-        eos_ids=checkpoint.eos_ids(),
+        source=checkpoint.source.record(role),
+        config=_shape_of(shape),
+        text=TextInfo(),
+        eos_ids=(),
         num_parameters=checkpoint.num_parameters,
         dtype=config.dtype,
         quant=config.quant,  # type: ignore[arg-type]

@@ -48,6 +48,8 @@ def run(
     own = own_constants(built, adapted)
     options = ("dtype", "quant", "activations", "kv_dtype", "max_model_len")
     resolved = {option: getattr(loaded, option) for option in options}
+    if loaded.drafter is not None:
+        resolved |= {"drafter_dtype": loaded.drafter.dtype, "drafter_quant": loaded.drafter.quant}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         built_by=f"yggc {__version__}",
@@ -55,7 +57,8 @@ def run(
         exactness="bitwise",
         target=profile.target,
         model=adapted.model,
-        sources=(loaded.source,),
+        drafter=adapted.drafter.model if adapted.drafter else None,
+        sources=(loaded.source, *((loaded.drafter.source,) if loaded.drafter else ())),
         operators=OPERATORS_MEMBER,
         operator_namespace=context.library.namespace,
         graphs=frozen.graphs,
@@ -77,7 +80,7 @@ def _weights(
     """Packed weights as views of the file they were written to, then the graphs' own values."""
     path = context.folders["adapt"] / WEIGHTS_FILE
     storage = map_file(path, path.stat().st_size)
-    tensors = {name: view(storage, spec) for name, spec in adapted.weights.items()} | own
+    tensors = {name: view(storage, spec) for name, spec in adapted.all_weights.items()} | own
     return [
         WeightSource(
             name,

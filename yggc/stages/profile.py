@@ -13,7 +13,7 @@ from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import bind_graphs, graph_jobs
 from yggc.stages.load import Loaded
 from yggrt.core.schema import LatencyPoint, Record, Target
-from yggrt.measure import time_graphs
+from yggrt.measure import time_draft_graphs, time_graphs
 from yggrt.measure_host import measure_flops, measure_read_bandwidth
 from yggrt.target import host_target
 
@@ -44,6 +44,9 @@ def run(context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel) -> P
         "time graphs", total=(len(rows) + 1) * (NUM_ROUNDS + 1)
     ) as progress:
         timings = time_graphs(bound.graphs, rows, [at], NUM_ROUNDS, progress.advance)
+    if bound.draft is not None and adapted.drafter is not None:
+        at = min(at, adapted.drafter.model.max_model_len // 2)
+        timings += time_draft_graphs(bound.draft, [at], NUM_ROUNDS)
     latency = tuple(
         LatencyPoint(
             graph=_graph_name(bound.specs, timing.kind, timing.rows),

@@ -12,25 +12,29 @@ import random
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from yggc.config import BuildConfig
 from yggc.context import Context
 from yggc.stages.adapt import AdaptedModel
-from yggc.stages.graphs import bind_graphs
+from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
 from yggrt.core.schema import Candidate, Record, Schedule
+from yggrt.core.schema import LmDrafter as LmParameters
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.core.search import Replay, choose_buckets, combine, search_schedule
-from yggrt.core.spec import parse_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
 from yggrt.drafters.calibrate import calibrate_ngram, held_out
+from yggrt.drafters.calibrate_lm import calibrate_lm
+from yggrt.drafters.lm import LmDrafter
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate, RunningGate
 from yggrt.graphs import AotGraphs
-from yggrt.latency import verify_latency
+from yggrt.latency import steps_latency, verify_latency
 from yggrt.prompts import read_prompts
 from yggrt.replay import replay
 from yggrt.text import Text
@@ -38,7 +42,17 @@ from yggrt.text import Text
 SHIPPED = "calibration.jsonl"
 WIDTHS = (1, 2, 4, 8)
 DEPTHS = (2, 4, 6, 8)
+# A model that drafts takes its time in a replay, so it is replayed less.
+DRAFT_DEPTHS = (1, 2, 3, 4, 6, 8)
+NUM_REPLAYED = 12
 NUM_RANDOM_IDS = 32
+
+
+class HostTimes(NamedTuple):
+    """The host's seconds per pass outside the verifier's graphs: drafting, and all else."""
+
+    draft_s: float
+    other_s: float
 
 
 class Searched(Record, frozen=True):
@@ -67,13 +81,19 @@ def run(
     config = context.config
     bound = bind_graphs(context, loaded, adapted)
     torch.set_num_threads(config.threads)
-    latency = verify_latency(
-        profile.latency, [spec.name for spec in bound.specs if spec.kind == "verify"]
-    )
+    latency = verify_latency(profile.latency, bound.names("verify"))
     prompts = calibration_ids(context, loaded, adapted)
-    recordings, rest_s = _record(context, bound.graphs, prompts, set(adapted.model.eos_ids))
-    drafter = calibrate_ngram(recordings)
-    replays = _replay_trees(context, bound.graphs, drafter, recordings, latency, rest_s)
+    recordings, host = _record(context, bound.graphs, prompts, set(adapted.model.eos_ids))
+    drafter: NgramParameters | LmParameters
+    if bound.draft is None:
+        rest_s = host.draft_s + host.other_s
+        drafter = calibrate_ngram(recordings)
+        replays = _replay_trees(context, bound.graphs, drafter, recordings, latency, rest_s)
+    else:
+        rest_s = host.other_s
+        drafter, replays = _replay_draft_model(
+            context, bound, adapted, profile, recordings, latency, rest_s
+        )
     candidates = search_schedule(replays, latency, rest_s)
     tree = candidates[0].tree if config.tree == "auto" else config.tree
     schedule = Schedule(
@@ -88,8 +108,8 @@ def run(
 
 def _record(
     context: Context, graphs: AotGraphs, prompts: list[list[int]], eos_ids: set[int]
-) -> tuple[list[tuple[list[int], list[int]]], float]:
-    """(prompt, output) ids, and the host's seconds per pass.
+) -> tuple[list[tuple[list[int], list[int]]], HostTimes]:
+    """(prompt, output) ids, and the host's times with n-gram drafts.
 
     Decodes with a tree, which is faster and emits plain decoding's ids.
     """
@@ -99,16 +119,18 @@ def _record(
     spec, cache = parse_tree_spec(tree), graphs.new_cache()
     engine = Engine(graphs, cache, drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
     recordings = []
-    host_s = num_passes = 0.0
+    draft_s = other_s = num_passes = 0.0
     with context.reporter.stage("calibrate", total=len(prompts)) as progress:
         for prompt in prompts:
             output = decode(engine, prompt, context.config.calibration_tokens, eos_ids)
             recordings.append((prompt, output))
             stages = engine.stats.stage_s
-            host_s += stages["draft"] + stages["accept"] + stages["commit"]
+            draft_s += stages["draft"]
+            other_s += stages["accept"] + stages["commit"]
             num_passes += engine.stats.num_passes
             progress.advance(1)
-    return recordings, host_s / num_passes if num_passes else 0.0
+    passes = num_passes or 1.0
+    return recordings, HostTimes(draft_s / passes, other_s / passes)
 
 
 def _replay_trees(
@@ -135,6 +157,60 @@ def _replay_trees(
             )
             progress.advance(1)
     return replays
+
+
+def _replay_draft_model(
+    context: Context,
+    bound: BoundGraphs,
+    adapted: AdaptedModel,
+    profile: Profile,
+    recordings: list[tuple[list[int], list[int]]],
+    latency: Callable[[int], float],
+    rest_s: float,
+) -> tuple[LmParameters, list[Replay]]:
+    """The drafter's parameters, and every candidate tree over some of the recordings, its graphs
+    run on the recorded ids; the parameters rest on the others, if there are others.
+    """
+    config, draft = context.config, bound.draft
+    assert draft is not None
+    vocab_size = adapted.model.vocab_size
+    replayed = recordings[:NUM_REPLAYED]
+    with context.reporter.stage("calibrate drafter"):
+        parameters = calibrate_lm(
+            draft, recordings[NUM_REPLAYED:] or recordings, vocab_size, config.max_depth
+        )
+    widths = {spec.name: spec.max_rows for spec in bound.specs if spec.kind == "draft"}
+    step_s = steps_latency(profile.latency, widths)
+    trees = _draft_model_trees(config) if config.tree == "auto" else [config.tree]
+    specs = [spec for spec in map(parse_tree_spec, trees) if spec.policy != "plain"]
+    drafter = LmDrafter(draft, parameters, vocab_size)
+    replays = []
+    with context.reporter.stage("search trees", total=len(specs)) as progress:
+        for spec in specs:
+            draft_s = sum(map(step_s, draft_steps(spec)))
+            rows = bound.graphs.row_counts
+            replays.append(
+                replay(
+                    drafter, spec, replayed, rows, latency, rest_s, RunningGate(), draft_s=draft_s
+                )
+            )
+            progress.advance(1, format_tree_spec(spec))
+    return parameters, replays
+
+
+def _draft_model_trees(config: BuildConfig) -> list[str]:
+    """A chain and the equal-growth trees of every width that a draft graph has, at every depth.
+    The engine verifies as much of a tree as pays, so each may fill the largest bucket.
+    """
+    trees = []
+    for depth in (depth for depth in DRAFT_DEPTHS if depth <= config.max_depth):
+        for width in config.drafter_widths:
+            rows = min(config.buckets[-1], 1 + width * depth)
+            if rows > 1:
+                growth = f"egt:width={width},depth={depth},children={2 * width}"
+                shape = f"sequence:depth={depth}" if width == 1 else growth
+                trees.append(f"{shape},verify={rows}")
+    return trees
 
 
 def _shortlist(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
