@@ -10,11 +10,13 @@ from typing import Any
 
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.models.checkpoint import Checkpoint, context_limit, empty_model, open_checkpoint
+from yggc.models.drafter import drafter_options, first_layers, shares_weights
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.source import hub_config, resolve_source, source_kind
 from yggc.models.wheel import WheelFile, is_fetched
 from yggc.preflight import COMPILE_BYTES, OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES
 from yggc.workdir import WorkDir
+from yggrt.core.footprint import Footprint, beside
 
 # Measured on two cores with AVX2: 60 s for a graph of 30 layers; one with a dynamic row count
 # takes a third more.
@@ -40,45 +42,70 @@ class Estimate:
     notes: tuple[str, ...] = ()
 
 
-def find_model(config: BuildConfig) -> tuple[Any, Checkpoint | None] | None:
-    """The empty model, and the checkpoint where that is local (on the hub only config.json is
-    read); None for a wheel, which would have to be fetched.
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model's configuration, and its checkpoint where that is local: on the hub only config.json
+    is read.
     """
-    kind = source_kind(config.verifier)
+
+    config: Any
+    checkpoint: Checkpoint | None
+
+    def resolve(self, options: BuildConfig) -> tuple[BuildConfig, list[str]]:
+        stated = str(self.config.dtype or "float32").removeprefix("torch.")
+        checkpoint = self.checkpoint
+        return resolve_for_model(
+            options,
+            model_limit=context_limit(self.config),
+            stored_dtype=stated if checkpoint is None else checkpoint.dtype,
+            is_gguf=checkpoint is not None and checkpoint.source.is_gguf,
+            is_quantised=checkpoint is not None and bool(checkpoint.stored_formats),
+        )
+
+
+def find_model(text: str, config: BuildConfig, option: str) -> FoundModel | None:
+    """The model that `text` names, its hash in the option of that name; None for a wheel, which
+    would have to be fetched.
+    """
+    kind = source_kind(text)
     work = WorkDir(Path(config.work_dir))
-    if kind == "wheel" and not is_fetched(WheelFile.parse(config.verifier), work):
+    if kind == "wheel" and not is_fetched(WheelFile.parse(text), work):
         return None
     if kind == "hub":
-        return empty_model(hub_config(config.verifier)), None
-    checkpoint = open_checkpoint(resolve_source(config.verifier, work, config.verifier_sha256))
-    return empty_model(checkpoint.config), checkpoint
+        return FoundModel(hub_config(text), None)
+    checkpoint = open_checkpoint(resolve_source(text, work, getattr(config, option), option))
+    return FoundModel(checkpoint.config, checkpoint)
 
 
 def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     """The configuration as far as it can be resolved, and what building it would take."""
-    found = find_model(config)
-    graphs = tuple(config.graph_rows)
-    if found is None:
-        note = "the model is not here yet: minutes and sizes are known after the first fetch"
+    found = find_model(config.verifier, config, "verifier_sha256")
+    drafter = found
+    if config.has_draft_model and config.self_layers is None:
+        drafter = find_model(config.drafter, config, "drafter_sha256")
+    graphs = (*config.graph_rows, *config.draft_graph_rows)
+    if found is None or drafter is None:
+        which = "the model is" if found is None else "the drafter is"
+        note = f"{which} not here yet: minutes and sizes are known after the first fetch"
         sizes = (OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES)
         return config, Estimate(graphs, 0.0, 0, *sizes, 0, notes=(note,))
-    model, checkpoint = found
-    stated = str(model.config.dtype or "float32").removeprefix("torch.")
-    config, notes = resolve_for_model(
-        config,
-        model_limit=context_limit(model.config),
-        stored_dtype=stated if checkpoint is None else checkpoint.dtype,
-        is_gguf=checkpoint is not None and checkpoint.source.is_gguf,
-        is_quantised=checkpoint is not None and bool(checkpoint.stored_formats),
-    )
-    formats, more = choose_formats(model, config, checkpoint)
+    model = empty_model(found.config)
+    config, notes = found.resolve(config)
+    formats, more = choose_formats(model, config, found.checkpoint)
     footprint = model_footprint(model, config, formats)
     layers: int = model.config.num_hidden_layers
-    num_compiles = len(graphs) + (DYNAMIC_FACTOR - 1 if config.graphs == "dynamic" else 0)
+    num_compiles = len(config.graph_rows) + (
+        DYNAMIC_FACTOR - 1 if config.graphs == "dynamic" else 0
+    )
+    compile_s = layers * LAYER_S * num_compiles
+    if config.has_draft_model:
+        small, footprint, drafter_notes = _add_drafter(config, drafter, footprint)
+        compile_s += small * LAYER_S * len(config.draft_graph_rows)
+        more = [*more, *drafter_notes]
     packed = footprint.weights_bytes
     return config, Estimate(
         graphs=graphs,
-        compile_s=layers * LAYER_S * num_compiles / min(config.jobs, len(graphs)),
+        compile_s=compile_s / min(config.jobs, len(graphs)),
         memory_bytes=footprint.total_bytes + config.jobs * COMPILE_BYTES,
         output_bytes=packed + OUTPUT_EXTRA_BYTES,
         work_bytes=packed + WORK_EXTRA_BYTES,
@@ -88,3 +115,17 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
         workspace_bytes=footprint.workspace_bytes,
         notes=(*notes, *more),
     )
+
+
+def _add_drafter(
+    config: BuildConfig, found: FoundModel, verifier: Footprint
+) -> tuple[int, Footprint, list[str]]:
+    """The drafter's layers, what both models take together, and notes."""
+    options, notes = drafter_options(config, context_limit(found.config))
+    options, more = found.resolve(options)
+    model = empty_model(first_layers(found.config, config.self_layers or 0))
+    formats, _ = choose_formats(model, options, found.checkpoint)
+    footprint = model_footprint(model, options, formats, drafts=True)
+    shared = footprint.weights_bytes if shares_weights(config, options) else 0
+    layers: int = model.config.num_hidden_layers
+    return layers, beside(verifier, footprint, shared), [f"drafter: {n}" for n in (*notes, *more)]

@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from yggrt.core.errors import CheckFailed, RequestError
-from yggrt.core.schema import Manifest
+from yggrt.core.schema import VERIFIER_KINDS, Manifest
 from yggrt.core.spec import format_tree_spec
-from yggrt.inspect import describe_verifier
+from yggrt.inspect import describe_verifier, model_weights
 from yggrt.prompts import Prompt
 from yggrt.session import Completion, Session
 from yggrt.target import host_target
@@ -77,7 +77,9 @@ def bench_bundle(
             "every output ended after its first token, so there is no time per token",
             "choose other prompts",
         )
-    weight_bytes = sum(weight.num_bytes for weight in manifest.weights.values())
+    # What a pass of the verifier reads; a model that drafts has its own.
+    weights = model_weights(manifest, VERIFIER_KINDS)
+    weight_bytes = sum(weight.num_bytes for weight in weights.values())
     num_threads = torch.get_num_threads()
     host = host_target(num_threads).tuned_for
     bandwidth = measure_read_bandwidth(num_threads)

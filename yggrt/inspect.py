@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from yggrt.bundle import Bundle
-from yggrt.core.footprint import Footprint, kv_bytes, workspace_bytes
+from yggrt.core.footprint import Footprint, beside, kv_bytes, workspace_bytes
 from yggrt.core.formats import FORMATS, PANEL, quantised_format
-from yggrt.core.schema import Manifest, WeightSpec
+from yggrt.core.schema import (
+    DRAFTER_KINDS,
+    VERIFIER_KINDS,
+    GraphKind,
+    Manifest,
+    ModelInfo,
+    WeightSpec,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +51,8 @@ def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -
             "target": plain["target"],
             "verifier": describe_verifier(manifest),
             "model": plain["model"],
+            "drafter": plain["drafter"],
+            "draft_model": describe_drafter(manifest),
             "sources": plain["sources"],
             "graphs": [_graph(graph, manifest) for graph in plain["graphs"]],
             "operators": {"member": manifest.operators, "namespace": manifest.operator_namespace},
@@ -99,21 +109,44 @@ def _text(manifest: Manifest) -> dict[str, Any]:
 
 def describe_verifier(manifest: Manifest) -> str:
     """In words what is computed, so that nobody takes a quantised model for the original."""
-    model = manifest.model
+    return _describe(manifest, manifest.model, VERIFIER_KINDS)
+
+
+def describe_drafter(manifest: Manifest) -> str:
+    """As `describe_verifier`, for a model that drafts; "" if none does."""
+    if manifest.drafter is None:
+        return ""
+    return _describe(manifest, manifest.drafter, DRAFTER_KINDS)
+
+
+def model_weights(manifest: Manifest, kinds: Collection[str]) -> dict[str, WeightSpec]:
+    """The weights of the model whose graphs are of these kinds: all but what only the other's
+    graphs read.
+    """
+    own: set[str] = set()
+    others: set[str] = set()
+    for graph in manifest.graphs:
+        (own if graph.kind in kinds else others).update(graph.constants.values())
+    foreign = others - own
+    return {name: spec for name, spec in manifest.weights.items() if name not in foreign}
+
+
+def _describe(manifest: Manifest, model: ModelInfo, kinds: Collection[str]) -> str:
+    formats = _formats(model_weights(manifest, kinds))
     origin = {
         "none": f"{model.weight_dtype} weights",
-        "keep": f"{_formats(manifest)} as stored",
-    }.get(model.quant, f"{_formats(manifest)} rounded from the source")
+        "keep": f"{formats} as stored",
+    }.get(model.quant, f"{formats} rounded from the source")
     cache = "" if model.kv_dtype == "float32" else f", {model.kv_dtype} keys and values"
     return f"{origin}, {model.activations} activations{cache}"
 
 
-def _formats(manifest: Manifest) -> str:
-    """The formats of the verifier's matrices, the one with most bytes first."""
+def _formats(weights: Mapping[str, WeightSpec]) -> str:
+    """The formats of a model's matrices, the one with most bytes first."""
     num_bytes: dict[str, int] = {}
-    for key, weight in manifest.weights.items():
-        # Packed matrices have three dimensions; the predictor is not the verifier's.
-        if len(weight.shape) == 3 and not key.startswith("predictor."):
+    for key, weight in weights.items():
+        # Packed matrices have three dimensions; the predictor is not the model's.
+        if len(weight.shape) == 3 and not key.removeprefix("drafter.").startswith("predictor."):
             name = quantised_format(weight.dtype, weight.shape) or weight.dtype
             num_bytes[name] = num_bytes.get(name, 0) + weight.num_bytes
     return " + ".join(sorted(num_bytes, key=lambda name: (-num_bytes[name], name)))
@@ -121,18 +154,29 @@ def _formats(manifest: Manifest) -> str:
 
 def _memory(manifest: Manifest) -> dict[str, int]:
     """Bytes that decoding at the context limit needs beside torch itself."""
-    model = manifest.model
-    rows = {"verify": 1, "prefill": 1}
-    for graph in manifest.graphs:
-        rows[graph.kind] = max(rows[graph.kind], graph.max_rows)
-    widths = [_width(weight, model.vocab_size) for weight in manifest.weights.values()]
-    widest = max((model.hidden_size, *widths))
-    footprint = Footprint(
-        weights_bytes=sum(weight.num_bytes for weight in manifest.weights.values()),
-        kv_bytes=kv_bytes(model.kv_layers, model.num_slots, model.kv_dtype),
-        workspace_bytes=workspace_bytes(rows["verify"], rows["prefill"], model.vocab_size, widest),
-    )
+    footprint = _footprint(manifest, manifest.model, VERIFIER_KINDS)
+    if manifest.drafter is not None:
+        drafter = _footprint(manifest, manifest.drafter, DRAFTER_KINDS)
+        footprint = beside(footprint, drafter)
+    weights_bytes = sum(weight.num_bytes for weight in manifest.weights.values())
+    footprint = replace(footprint, weights_bytes=weights_bytes)
     return {**msgspec.to_builtins(footprint), "total_bytes": footprint.total_bytes}
+
+
+def _footprint(manifest: Manifest, model: ModelInfo, kinds: tuple[GraphKind, ...]) -> Footprint:
+    rows = dict.fromkeys(kinds, 1)
+    for graph in manifest.graphs:
+        if graph.kind in kinds:
+            rows[graph.kind] = max(rows[graph.kind], graph.max_rows)
+    weights = model_weights(manifest, kinds)
+    widths = [_width(weight, model.vocab_size) for weight in weights.values()]
+    widest = max((model.hidden_size, *widths))
+    tree, prefill = (rows[kind] for kind in kinds)
+    return Footprint(
+        weights_bytes=sum(weight.num_bytes for weight in weights.values()),
+        kv_bytes=kv_bytes(model.kv_layers, model.num_slots, model.kv_dtype),
+        workspace_bytes=workspace_bytes(tree, prefill, model.vocab_size, widest),
+    )
 
 
 def _width(weight: WeightSpec, vocab_size: int) -> int:
@@ -149,9 +193,9 @@ def _tables(d: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     file, model, weights = d["file"], d["model"], d["weights"]
     yield "File", _pairs({**file, "num_bytes": _size(file["num_bytes"])})
     yield from _target_tables(d["target"])
-    layers, eos_ids = model["kv_layers"], _list(model["eos_ids"])
-    shown = {**model, "kv_layers": len(layers), "eos_ids": eos_ids}
-    yield "Model", _pairs({"verifier": d["verifier"], **shown})
+    yield "Model", _pairs({"verifier": d["verifier"], **_model_row(model)})
+    if d["drafter"]:
+        yield "Drafter", _pairs({"drafter": d["draft_model"], **_model_row(d["drafter"])})
     yield "Sources", _rows("role kind location revision licence files", map(_source, d["sources"]))
     yield "Graphs", _rows("name kind rows inputs constants size", map(_graph_row, d["graphs"]))
     largest = [
@@ -170,6 +214,11 @@ def _tables(d: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     yield "Members", _rows("name bytes sha256-starts", sorted(members))
 
 
+def _model_row(model: dict[str, Any]) -> dict[str, Any]:
+    layers, eos_ids = model["kv_layers"], _list(model["eos_ids"])
+    return {**model, "kv_layers": len(layers), "eos_ids": eos_ids}
+
+
 def _target_tables(target: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     must, tuned = target["must_match"], target["tuned_for"]
     title = f"Target {target['name']}"
@@ -184,10 +233,17 @@ def _target_tables(target: dict[str, Any]) -> Iterator[tuple[str, Table]]:
 
 
 def _schedule_tables(schedule: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    drafter = schedule["drafter"].items()
+    drafter = {
+        key: f"{value:.3f}" if isinstance(value, float) else value
+        for key, value in schedule["drafter"].items()
+        if isinstance(value, str | int | float)
+    }
+    if "temperatures" in schedule["drafter"]:
+        shares = schedule["drafter"]["temperatures"]
+        drafter["temperatures"] = "/".join(f"{one:.2f}" for one in shares)
     shown = {
         "tree": schedule["tree"],
-        "drafter": ", ".join(f"{k}={v}" for k, v in drafter if isinstance(v, str | int)),
+        "drafter": ", ".join(f"{key}={value}" for key, value in drafter.items()),
         "verify rows": _list(schedule["buckets"]),
         "host time per pass": f"{schedule['rest_s'] * 1e3:.2f} ms",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs, UselessDrafter
 
+from yggrt.core.accept import greedy
 from yggrt.core.errors import RequestError
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
@@ -186,6 +187,87 @@ def test_a_useless_drafter_costs_little():
     assert stats.num_gated > 0.9 * stats.num_passes
     total = sum(seconds[bucket] for call, bucket in graphs.calls if call == "verify")
     assert total <= 1.03 * stats.num_tokens * seconds[1]
+
+
+def test_a_useless_drafter_that_costs_time_costs_little():
+    """A draft takes as long as a pass; what it promises is little, so trust alone stays high."""
+    graphs = ScriptedGraphs(max_model_len=1024)
+    spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
+    drafter = UselessDrafter(edge=lambda num: 0.01)
+    engine = Engine(
+        graphs, graphs.new_cache(), drafter, spec, {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}.__getitem__,
+        0.0, RunningGate(), draft_s=1.0,
+    )  # fmt: skip
+    assert decode(engine, [1, 2, 3]) == graphs.plain([1, 2, 3], 1021)
+    stats = engine.stats
+    assert stats.accepted == 0
+    assert stats.num_gated > 0.95 * stats.num_passes
+    assert stats.num_drafted + stats.num_gated == stats.num_passes
+    seconds = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}
+    verify_s = sum(seconds[bucket] for call, bucket in graphs.calls if call == "verify")
+    assert verify_s + stats.num_drafted * 1.0 <= 1.03 * stats.num_tokens
+
+
+def test_a_drafted_tree_is_verified_more_willingly_the_more_it_cost():
+    """What drafting took is spent whatever is verified."""
+    rows = []
+    for draft_s in (0.0, 5.0):
+        graphs = ScriptedGraphs(max_model_len=200)
+        spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
+        steep = {1: 1.0, 4: 1.4, 8: 2.2, 16: 3.8}
+        drafter = OracleDrafter(edge=lambda num: 0.9 if num == 1 else 0.8 / num)
+        engine = Engine(
+            graphs, graphs.new_cache(), drafter, spec, steep.__getitem__, 0.0, OpenGate(),
+            draft_s=draft_s,
+        )  # fmt: skip
+        decode(engine, [1, 2, 3])
+        rows.append(engine.stats.num_rows / engine.stats.num_passes)
+    assert rows[1] > rows[0]
+
+
+def test_a_tree_that_the_drafter_cannot_hold_is_refused():
+    drafter = RandomDrafter()
+    drafter.max_expanded = 12
+    make("egt:width=4,depth=3", drafter, ScriptedGraphs())
+    with pytest.raises(
+        RequestError, match="runs 13 nodes through the drafter, its graphs hold 12"
+    ):
+        make("egt:width=4,depth=4,verify=16", drafter, ScriptedGraphs())
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 40])
+def test_beyond_the_drafters_context_decoding_is_plain(limit):
+    graphs = ScriptedGraphs()
+    drafter = OracleDrafter()
+    drafter.max_model_len = limit
+    engine = make(TREES[2], drafter, graphs)
+    assert decode(engine, [1, 2, 3]) == graphs.plain([1, 2, 3], 61)
+    assert engine.stats.num_beyond > 0
+    assert engine.stats.num_drafted + engine.stats.num_beyond == engine.stats.num_passes
+    assert (engine.stats.accepted > 0) == (limit > 3)
+
+
+def test_the_drafter_hears_of_the_verifiers_noise_before_each_sequence():
+    heard = []
+
+    class Listener(RandomDrafter):
+        def couple(self, noise):
+            heard.append((noise, list(self.context)))
+
+    class Sampler:
+        noise = "noise"
+
+        def __call__(self, out):
+            return greedy(out)
+
+    graphs = ScriptedGraphs()
+    spec = parse_tree_spec(TREES[0])
+    parts = (graphs, graphs.new_cache(), Listener(), spec, lambda rows: 1.0, 0.0, OpenGate())
+    Engine(*parts).start([1, 2])
+    engine = Engine(*parts, Sampler())
+    engine.start([1, 2, 3])
+    engine.start([1, 2, 4], reuse=True)
+    assert heard == [(None, [1, 2]), ("noise", [1, 2, 3]), ("noise", [1, 2, 4])]
 
 
 def test_stage_times_add_up():

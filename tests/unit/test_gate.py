@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from yggrt.gate import OpenGate, RunningGate
+from yggrt.gate import Cost, OpenGate, RunningGate
 
 
 def closed_passes(gate: RunningGate) -> int:
@@ -106,3 +106,57 @@ def test_an_open_gate_stays_open(accepted):
         gate.record(3.0, accepted)
     assert gate.is_open
     assert gate.trust == 1
+
+
+COSTLY = Cost(rows=0.2, draft=0.8)
+
+
+def test_drafts_that_lose_time_close_the_gate_whatever_they_promised():
+    gate = RunningGate(prior=2.0)
+    num = 0
+    while gate.is_open:
+        # Half a token a pass, as promised, at the price of a whole pass.
+        gate.record(0.5, num % 2, COSTLY)
+        num += 1
+    assert gate.trust > 0.7
+    assert 3 <= num <= 8
+
+
+def test_drafts_that_gain_time_keep_it_open():
+    gate = RunningGate()
+    for accepted in (0, 2, 3, 0, 1, 2) * 20:
+        gate.record(1.3, accepted, COSTLY)
+        assert gate.is_open
+
+
+def test_rows_alone_never_close_it():
+    """What verifying costs is weighed when rows are chosen."""
+    gate = RunningGate()
+    for _ in range(100):
+        gate.record(0.05, 0, Cost(rows=0.5))
+    assert gate.is_open
+
+
+def test_where_drafting_costs_one_probe_decides():
+    gate = RunningGate()
+    fail = []
+    for _ in range(4):
+        num = 0
+        while gate.is_open:
+            gate.record(0.3, 0, COSTLY)
+            num += 1
+        fail.append((num, closed_passes(gate)))
+    assert fail == [(3, 8), (1, 16), (1, 32), (1, 64)]
+    gate.record(2.0, 3, COSTLY)
+    assert gate.is_open
+
+
+def test_old_gains_do_not_pay_for_long():
+    gate = RunningGate()
+    for _ in range(100):
+        gate.record(3.0, 3, COSTLY)
+    num = 0
+    while gate.is_open:
+        gate.record(0.3, 0, COSTLY)
+        num += 1
+    assert num <= 8

@@ -60,6 +60,12 @@ def drafter_options(config: BuildConfig, model_limit: int) -> tuple[BuildConfig,
     return options, notes
 
 
+def shares_weights(config: BuildConfig, options: BuildConfig) -> bool:
+    """Whether the drafter's tensors are the verifier's: its own layers in its own formats."""
+    same = (options.quant, options.dtype) == (config.quant, config.dtype)
+    return config.self_layers is not None and same
+
+
 def check_same_tokens(
     verifier: PreTrainedTokenizerBase | None, drafter: PreTrainedTokenizerBase | None
 ) -> None:

@@ -12,7 +12,12 @@ import msgspec
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.context import Context
 from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
-from yggc.models.drafter import check_same_tokens, drafter_options, first_layers
+from yggc.models.drafter import (
+    check_same_tokens,
+    drafter_options,
+    first_layers,
+    shares_weights,
+)
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.preflight import preflight
 from yggrt.core.footprint import Footprint, beside
@@ -116,8 +121,8 @@ def _load_drafter(
     names = dict(model.named_parameters(remove_duplicate=False))
     formats = {name: form for name, form in formats.items() if name in names}
     footprint = model_footprint(model, options, formats, drafts=True)
-    same = layers is not None and (options.quant, options.dtype) == (config.quant, config.dtype)
-    total = beside(verifier, footprint, footprint.weights_bytes if same else 0)
+    shared = footprint.weights_bytes if shares_weights(config, options) else 0
+    total = beside(verifier, footprint, shared)
     loaded = _loaded("drafter", options, checkpoint, shape.to_dict(), formats)
     if layers is not None:
         count = sum(parameter.numel() for parameter in model.parameters())

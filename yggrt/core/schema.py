@@ -310,7 +310,7 @@ class Manifest(Record, frozen=True):
             ) from error
         found = version.get("format_version") if isinstance(version, dict) else None
         if found not in READABLE_VERSIONS:
-            known = " and ".join(map(str, READABLE_VERSIONS))
+            known = ", ".join(map(str, READABLE_VERSIONS))
             raise BundleError(
                 f"{where}: format version is {found!r}, this runtime reads {known}",
                 "build the bundle with the yggc of this installation, or install the yggrt that "
