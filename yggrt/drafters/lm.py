@@ -19,7 +19,7 @@ from yggrt.drafters import Candidate, Noise
 
 # Noise is asked for so many of a row's most likely tokens. A token beyond them would need far more
 # noise than they have to be chosen, and leaving it out costs a match at most.
-NOISE_POOL = 256
+NOISE_POOL = 512
 
 Path = tuple[int, ...]
 
