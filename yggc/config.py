@@ -20,7 +20,7 @@ from yggc.errors import RecipeError
 from yggc.host import default_work_dir, usable_cores
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import GraphKind
-from yggrt.core.spec import parse_tree_spec
+from yggrt.core.spec import draft_steps, parse_tree_spec
 from yggrt.memory import available_memory_bytes
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -217,6 +217,13 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"tree {self.tree!r} verifies {spec.verify} rows, the largest bucket has "
                 f"{self.buckets[-1]}",
                 "add a bucket that holds it, or set verify=",
+            )
+        expanded = sum(draft_steps(spec))
+        if self.has_draft_model and expanded > self.most_expanded:
+            raise RecipeError(
+                f"tree {self.tree!r} runs {expanded} nodes through the drafter, its graphs hold "
+                f"{self.most_expanded}",
+                "ask for less width or depth, or for a larger drafter_widths or max_depth",
             )
 
     def packable(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bundle.small import write_small
 from yggrt.bundle import Bundle
 from yggrt.core.consistency import check_manifest
 from yggrt.core.errors import BundleError
+from yggrt.core.schema import LmDrafter
 
 
 @pytest.fixture
@@ -252,3 +253,26 @@ def test_model_and_graphs_that_disagree(
     wrong = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, **change))
     with pytest.raises(BundleError, match=message):
         check_manifest(wrong, "here")
+
+
+def test_drafters_that_the_manifest_contradicts(tmp_path: Path) -> None:
+    found = write_small(tmp_path / "good.ygg")
+    replace = msgspec.structs.replace
+    lm = replace(found.schedule, drafter=LmDrafter(temperatures=(1.0,)))
+    first = found.graphs[0]
+    draft = replace(first, name="draft_001", kind="draft")
+    prefill = replace(first, name="draft_prefill_001", kind="draft_prefill")
+    wide = replace(draft, name="draft_004", max_rows=4, min_rows=4)
+    both = (*found.graphs, draft, prefill)
+    good = replace(found, schedule=lm, drafter=found.model, graphs=both)
+    check_manifest(good, "here")
+    for wrong, message in (
+        (replace(good, drafter=None), "the drafter of the schedule is a model"),
+        (replace(good, schedule=found.schedule), "the drafter of the schedule is not a model"),
+        (replace(good, graphs=found.graphs), "the manifest has no draft graph"),
+        (replace(good, graphs=(*found.graphs, draft)), "no draft_prefill graph"),
+        (replace(good, graphs=(*found.graphs, wide, prefill)), "none for one"),
+        (replace(found, graphs=both), "graphs of a drafter and no drafter"),
+    ):
+        with pytest.raises(BundleError, match=message):
+            check_manifest(wrong, "here")

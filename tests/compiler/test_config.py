@@ -89,6 +89,10 @@ def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
         ({"drafter": "self", "drafter_widths": [1, 200]}, "make 1601 rows, wanted at most 999"),
         ({"tree": "egt:width=4,depth=4,verify=32"}, "verifies 32 rows, the largest bucket has 16"),
         ({"tree": "bush"}, "tree: .*bush"),
+        (
+            {"drafter": "self", "tree": "egt:width=8,depth=5,verify=16"},
+            "runs 33 nodes through the drafter, its graphs hold 29",
+        ),
         ({"verifier_sha256": "abc"}, "64 hexadecimal digits"),
         ({"max_model_len": -1}, "max_model_len is -1"),
         ({"verifier": None}, "no verifier"),

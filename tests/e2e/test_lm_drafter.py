@@ -17,7 +17,7 @@ from typing import Any
 import bundles
 import pytest
 import torch
-from drafting import full_tree_ids
+from drafting import fill, full_tree_ids, random_tree
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from yggrt.bundle import Bundle
@@ -82,6 +82,33 @@ def test_plain_decoding_is_that_of_transformers(session: Session, tiny_reference
         assert decode(session, prompt, 30, plain=True) == bundles.greedy_ids(
             tiny_reference, prompt, 30
         )
+
+
+def test_a_node_has_the_bits_that_the_verifier_computes_for_it() -> None:
+    """The same weights: growing a tree in steps and verifying it at once are one function."""
+    session = session_of("self")
+    graphs: Any = session.graphs
+    draft: Any = new_drafter(session)._graphs
+    rng = random.Random(17)
+    for length in (1, 15, 70, 250):
+        prefix = [rng.randrange(400) for _ in range(length)]
+        tree = random_tree(rng, 29, 400, max_depth=5)
+        cache, small = graphs.new_cache(), draft.new_cache()
+        fill(graphs, cache, prefix)
+        fill(draft, small, prefix)
+        wanted = graphs.verify(cache, tree, length).logits
+        row = 0
+        while row < tree.num_nodes:
+            # As many as do not hang below each other.
+            nodes = [row]
+            while nodes[-1] + 1 < tree.num_nodes and len(nodes) < rng.randrange(1, 5):
+                if tree.parents[nodes[-1] + 1] in nodes:
+                    break
+                nodes.append(nodes[-1] + 1)
+            tokens = [tree.tokens[node] for node in nodes]
+            found = draft.draft(small, tokens, [tree.path(node) for node in nodes], length)
+            assert torch.equal(found, wanted[nodes])
+            row = nodes[-1] + 1
 
 
 @pytest.mark.parametrize("tree", ["sequence:depth=8", "egt:width=4,depth=8,children=8,verify=33"])
@@ -371,6 +398,16 @@ def test_tokens_that_the_verifier_lacks_are_never_drafted() -> None:
         for children in drafter.candidates([(), (3,), (4,)], 400):
             assert len(children) == 400
             assert max(token for token, _ in children) < 400
+
+
+def test_a_drafter_that_never_matches_is_left_out() -> None:
+    """A random model drafts for another: the gate closes, and says so."""
+    prompt = prompts(1, (3,))[0]
+    done = session_of("other").generate(
+        prompt, max_tokens=61, tree="egt:width=4,depth=4,children=8,verify=16", ignore_eos=True
+    )
+    assert done.stats.num_gated_passes > 0.6 * done.stats.num_passes
+    assert "gated" in done.stats.line()
 
 
 def test_every_bundle_takes_full_trees_of_another_drafter(session: Session) -> None:

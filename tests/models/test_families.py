@@ -56,6 +56,7 @@ def graphs(operators: Any) -> dict[str, Future[BuiltGraph]]:
             kind="verify",
             min_rows=ROWS,
             max_rows=ROWS,
+            num_columns=0,
             config=config.to_dict(),
             num_slots=NUM_SLOTS,
             max_depth=8,

@@ -93,6 +93,7 @@ class Case:
             kind="verify",
             min_rows=ROWS,
             max_rows=ROWS,
+            num_columns=0,
             config=CONFIG.to_dict(),
             num_slots=NUM_SLOTS,
             max_depth=8,
