@@ -46,7 +46,7 @@ class EngineStats:
     counted.
 
     num_gated: passes in which the gate kept the drafter out. num_tests: visited rows that had a
-    drafted child.
+    drafted child; tests_histogram: passes by how many they had, one at each depth from 1 on.
     """
 
     num_passes: int = 0
@@ -57,6 +57,7 @@ class EngineStats:
     num_tests: int = 0
     num_reused: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)
+    tests_histogram: Counter[int] = field(default_factory=Counter)
     rows_histogram: Counter[int] = field(default_factory=Counter)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
@@ -117,6 +118,8 @@ class Engine:
         self._ids: list[int] = []
         self._length = 0
         self.stats = EngineStats()
+        # Hears of every stage as it ends: its name, start and end in seconds of perf_counter.
+        self.on_stage: Callable[[Stage, float, float], None] | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -213,6 +216,7 @@ class Engine:
         stats.num_tokens += len(accepted.tokens)
         stats.num_tests += accepted.num_tests
         stats.accepted_histogram[num_accepted] += 1
+        stats.tests_histogram[accepted.num_tests] += 1
         stats.rows_histogram[tree.num_nodes] += 1
         self._gate.record(sum(tree.scores[1:]), num_accepted)
 
@@ -220,7 +224,10 @@ class Engine:
     def _timed(self, stage: Stage) -> Iterator[None]:
         start = perf_counter()
         yield
-        self.stats.stage_s[stage] += perf_counter() - start
+        end = perf_counter()
+        self.stats.stage_s[stage] += end - start
+        if self.on_stage is not None:
+            self.on_stage(stage, start, end)
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from yggrt.core.passes import Graphs
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
 from yggrt.drafters import Drafter
-from yggrt.engine import Engine
+from yggrt.engine import Engine, Stage
 from yggrt.gate import Gate, OpenGate, RunningGate
 from yggrt.output import FinishReason, Output
 from yggrt.stats import Stats
@@ -35,7 +35,8 @@ class Options(TypedDict, total=False):
     its text. plain: one token per pass. tree: a tree spec for this request. gated: False drafts in
     every pass, whether it pays or not. reuse: keep the cache rows of a prefix shared with the
     request before. ignore_eos: EOS ids are tokens like any other. cancelled: asked after each
-    pass; True ends the output there.
+    pass; True ends the output there. on_stage: told of every stage of every pass as it ends, its
+    start and end in seconds of `perf_counter`.
     """
 
     max_tokens: int
@@ -46,6 +47,7 @@ class Options(TypedDict, total=False):
     reuse: bool
     ignore_eos: bool
     cancelled: Callable[[], bool]
+    on_stage: Callable[[Stage, float, float], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,12 @@ class Session:
         reuse: bool = False,
         ignore_eos: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
+        on_stage: Callable[[Stage, float, float], None] | None = None,
     ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
         spec = PLAIN if plain else parse_tree_spec(tree) if isinstance(tree, str) else tree
         engine = self._engine_for(spec or self.tree, gated)
+        engine.on_stage = on_stage
         output = Output(
             eos_ids=() if ignore_eos else self._eos_ids,
             max_tokens=max_tokens,

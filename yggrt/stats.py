@@ -15,6 +15,7 @@ class Stats:
     None if there is none. mean_acceptance_length: tokens per verify pass, the bonus token
     included. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass may bring
     tokens past the end of the output; they count in these three and not in num_tokens.
+    tests_histogram: passes by the depth down to which a drafted token was tested.
     stage_ms: decode time by stage; `other` is what the stages leave.
     """
 
@@ -30,6 +31,7 @@ class Stats:
     alpha: float
     accepted: int
     accepted_histogram: dict[int, int]
+    tests_histogram: dict[int, int]
     ttft_ms: float
     prefill_ms: float
     tpot_ms: float | None
@@ -71,6 +73,7 @@ class Stats:
             alpha=engine.alpha,
             accepted=engine.accepted,
             accepted_histogram=dict(sorted(engine.accepted_histogram.items())),
+            tests_histogram=dict(sorted(engine.tests_histogram.items())),
             ttft_ms=1e3 * ttft_s,
             prefill_ms=1e3 * engine.stage_s["prefill"],
             tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,

@@ -54,6 +54,7 @@ def test_tree_emits_what_plain_emits(tree, make_drafter, num_prompt):
     stats = engine.stats
     assert stats.num_tokens == len(expected) - 1 == stats.accepted + stats.num_passes
     assert stats.accepted > 0
+    assert stats.num_tests == sum(num * count for num, count in stats.tests_histogram.items())
 
 
 @pytest.mark.parametrize("row_counts", [(1, 4, 8, 16), tuple(range(1, 17)), (1, 16), (1, 3, 32)])
@@ -76,7 +77,7 @@ def test_an_oracle_fills_every_pass():
     graphs = ScriptedGraphs(max_model_len=3 + 1 + 9 * 4)
     engine = make("sequence:depth=8", OracleDrafter(), graphs)
     decode(engine, [1, 2, 3])
-    assert engine.stats.accepted_histogram == {8: 4}
+    assert engine.stats.accepted_histogram == engine.stats.tests_histogram == {8: 4}
     assert engine.stats.mean_acceptance_length == 9
     assert engine.stats.alpha == 1
     assert ("commit", 8) not in graphs.calls, "a chain's rows lie in place already"
