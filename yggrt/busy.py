@@ -9,6 +9,8 @@ from time import perf_counter
 
 # Above this share of the processors' time a measurement deserves a warning.
 BUSY_SHARE = 0.05
+# The same for the difference of two equal runs that followed each other, over their mean.
+SPREAD = 0.1
 _WAITING = (3, 4)  # idle and iowait in a line of /proc/stat
 _IN_USER = (8, 9)  # guest times, which user and nice hold already
 
@@ -70,11 +72,15 @@ def process_ticks(stat: str) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def warning(share: float) -> str | None:
-    """One line if `share` is more than measurements bear."""
-    if share <= BUSY_SHARE:
+def warning(share: float, spread: float = 0.0) -> str | None:
+    """One line if others took more of the processors (`share`), or equal runs that followed each
+    other differ by more of their time (`spread`), than measurements bear.
+    """
+    reasons = []
+    if share > BUSY_SHARE:
+        reasons.append(f"other processes took {share:.0%} of the processors' time")
+    if spread > SPREAD:
+        reasons.append(f"equal runs one after the other differ by {spread:.0%}")
+    if not reasons:
         return None
-    return (
-        f"other processes took {share:.0%} of the processors' time while this was timed: "
-        "times are too long, repeat it on a quiet machine"
-    )
+    return f"the machine was busy while this was timed ({', '.join(reasons)}): repeat it when idle"

@@ -65,12 +65,14 @@ Tree = Annotated[
     ),
 ]
 Prompts = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
-        help="JSON lines with prompt, question or turns, or text with one prompt a line."
+        help="JSON lines with prompt, question or turns, or text with one prompt a line "
+        "(repeatable).",
+        metavar="FILE",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Only the first so many prompts.", min=1)]
+Limit = Annotated[int | None, typer.Option(help="The first so many prompts of each file.", min=1)]
 
 
 def main() -> None:
@@ -210,10 +212,10 @@ def verify(
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
-    from yggrt.prompts import read_prompts
+    from yggrt.prompts import read_prompt_files
     from yggrt.verify import verify_session
 
-    chosen = read_prompts(prompts)[:limit] if prompts is not None else []
+    chosen = read_prompt_files(prompts or (), limit)
     cache = open_cache(cache_dir)
     with Bundle.open(file, full=True, cache=cache) as bundle:
         note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
@@ -241,21 +243,33 @@ def bench(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Stages of every pass of one more run, for ui.perfetto.dev.", metavar="FILE"
+        ),
+    ] = None,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Times plain against tree decoding in turns; the last line is one JSON object."""
-    from yggrt.bench import bench_bundle, fitting, print_tables
+    from yggrt.bench import bench_bundle, trace_bundle
+    from yggrt.bench_runs import fitting
+    from yggrt.bench_tables import print_tables
     from yggrt.bundle import Bundle
+    from yggrt.busy import warning
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
-    from yggrt.prompts import parse_prompts, read_prompts
+    from yggrt.prompts import parse_prompts, read_prompt_files
+    from yggrt.trace import check_trace_path, write_trace
 
+    if trace is not None:
+        check_trace_path(trace)
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
-        if prompts is not None:
-            chosen = read_prompts(prompts)
+        if prompts:
+            chosen = read_prompt_files(prompts, limit)
         elif name := bundle.manifest.bench_prompts:
             chosen = parse_prompts(bundle.read(name), name)
         else:
@@ -263,24 +277,36 @@ def bench(
         session = start_session(
             bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
         )
-        if prompts is None:
+        if not prompts:
             shipped = chosen
             chosen = fitting(session, shipped)
             if len(chosen) < len(shipped):
                 note(f"{len(shipped) - len(chosen)} of the bundle's prompts exceed its context")
-        report = bench_bundle(
-            session,
-            bundle.manifest,
-            chosen[:limit],
-            num_tokens=max_tokens,
-            repeats=repeats,
-            progress=progress,
-        )
+            chosen = chosen[:limit]
+        with Interrupt() as interrupt:
+            report = bench_bundle(
+                session,
+                bundle.manifest,
+                chosen,
+                num_tokens=max_tokens,
+                repeats=repeats,
+                progress=progress,
+                cancelled=interrupt.requested,
+            )
+            if trace is not None and not report["interrupted"]:
+                write_trace(trace_bundle(session, bundle.manifest, chosen[0], max_tokens), trace)
+    if left_out := report["num_turns_left_out"]:
+        warn(f"{left_out} later turns are left out: their conversations exceed the context")
+    if busy := warning(report["busy_share"], report["neighbour_spread"]):
+        warn(busy)
     if not as_json:
         from rich.console import Console
 
         print_tables(report, Console(soft_wrap=not sys.stdout.isatty()))
     print(json.dumps(report))
+    if report["interrupted"]:
+        note(f"interrupted after {report['num_prompts']} of {len(chosen)} prompts")
+        raise typer.Exit(INTERRUPTED)
 
 
 @cache_app.command()

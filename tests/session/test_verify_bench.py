@@ -15,7 +15,9 @@ from parts import CHAIN, TellingDrafter, TellingGraphs, make, telling
 from rich.console import Console
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs
 
-from yggrt.bench import bench_bundle, fitting, print_tables
+from yggrt.bench import bench_bundle
+from yggrt.bench_runs import fitting
+from yggrt.bench_tables import print_tables
 from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.passes import PassOutput
 from yggrt.core.schema import Golden
@@ -143,7 +145,7 @@ def test_prompt_files(tmp_path: Path) -> None:
     assert parse_prompts(lines, "p") == [
         Prompt("H/0", "", "def f():\n", False),
         Prompt("3", "", "2+2?", True),
-        Prompt("7", "generic", "hi", True),
+        Prompt("7", "generic", "hi", True, ("and",)),
         Prompt("x", "", "hey", True),
     ]
     path = tmp_path / "p.txt"

@@ -63,8 +63,12 @@ def test_another_process_is_seen_and_our_own_is_not() -> None:
     assert (share - rest) * num_cpus * 1.0 > 0.5 * taken_s
 
 
-def test_a_warning_names_the_figure() -> None:
-    assert warning(0.01) is None
-    line = warning(0.314)
-    assert line is not None
-    assert "31%" in line
+def test_a_warning_names_the_figures() -> None:
+    assert warning(0.01, 0.02) is None
+    for line, wanted, other in (
+        (warning(0.314), "31%", "equal runs"),
+        (warning(0.0, 0.17), "17%", "other processes"),
+    ):
+        assert line is not None
+        assert wanted in line
+        assert other not in line
