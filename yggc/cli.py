@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,16 @@ from typing import Annotated
 import typer
 
 from yggrt import __version__
-from yggrt.terminal import INTERRUPTED, ReportingGroup, note, prepare_streams, reports_errors
+from yggrt.terminal import (
+    INTERRUPTED,
+    Interrupt,
+    ReportingGroup,
+    note,
+    prepare_streams,
+    progress,
+    reports_errors,
+    warn,
+)
 
 app = typer.Typer(
     name="yggc",
@@ -257,6 +267,94 @@ def targets(as_json: AsJson = False, verbose: Verbose = False) -> None:
     console.print(
         "This release builds for cpu; GPU names can be planned for with --dry-run.", soft_wrap=True
     )
+
+
+@app.command()
+@reports_errors
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Bundles of one model.", metavar="FILE.ygg...")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(help="The model that they were built from (default: as recorded)."),
+    ] = None,
+    drafter_source: Annotated[
+        str | None, typer.Option(help="The drafter's model (default: as recorded).")
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON lines or text with one prompt a line (repeatable; default: the bundle's).",
+            metavar="FILE",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Prompts of each file.", min=1)] = 8,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2)] = 64,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", "-t", help="Default: what the first bundle was tuned for.", min=1
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="transformers, llama.cpp or openvino (repeatable; default: all)."),
+    ] = None,
+    lookup: Annotated[
+        list[int] | None,
+        typer.Option(help="Tokens that prompt lookup guesses (repeatable; default: 2, 5).", min=1),
+    ] = None,
+    prefill: Annotated[
+        list[int] | None,
+        typer.Option(help="Also time the first token after so many (repeatable)."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.md")
+    ] = None,
+    work_dir: WorkDirectory = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Times bundles beside transformers, llama.cpp and OpenVINO on the same model and prompts."""
+    from yggc.compare.options import check_baselines, check_output
+    from yggc.host import default_work_dir
+    from yggc.workdir import WorkDir
+    from yggrt.busy import warning
+
+    baselines = check_baselines(baseline)
+    if output is not None:
+        check_output(output)
+    _quiet_libraries(as_json)
+
+    from yggc.compare.report import markdown
+    from yggc.compare.run import Request
+    from yggc.compare.run import compare as run_comparison
+
+    request = Request(
+        bundles=tuple(files),
+        source=source,
+        drafter_source=drafter_source,
+        prompts=tuple(prompts or ()),
+        limit=limit,
+        num_tokens=max_tokens,
+        num_threads=threads,
+        baselines=baselines,
+        lookups=tuple(lookup or (2, 5)),
+        prefills=tuple(prefill or ()),
+    )
+    work = WorkDir(Path(work_dir) if work_dir else default_work_dir())
+    with Interrupt() as interrupt:
+        report = run_comparison(request, work, progress, interrupt.requested)
+    report["command"] = shlex.join(["yggc", *sys.argv[1:]])
+    page = markdown(report, report["command"])
+    if output is not None:
+        output.write_text(page)
+    if busy := warning(report["busy_share"]):
+        warn(busy)
+    print(json.dumps(report) if as_json else page)
+    if report["interrupted"]:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _dry_run(config: object, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -19,9 +20,8 @@ class BusyMeter:
     """Measures from its making, or from `restart`.
 
     Counts the processors that this process may run on, from /proc/stat (Linux): time that went to
-    other processes or that the hypervisor gave to others (steal). `own` holds ids of further
-    processes that do the measured work, which have to live until the last call. Ticks are 10 ms:
-    below about a second the figure is coarse.
+    other processes or that the hypervisor gave to others (steal). `own` holds ids of child
+    processes that do measured work. Ticks are 10 ms: below about a second the figure is coarse.
     """
 
     def __init__(self, own: Collection[int] = ()) -> None:
@@ -46,7 +46,9 @@ class BusyMeter:
         times = os.times()
         own = times.user + times.system + times.children_user + times.children_system
         for pid in self._own:
-            own += tick_s * process_ticks(Path(f"/proc/{pid}/stat").read_text())
+            # The time of a child that has ended is in that of all children by now.
+            with suppress(FileNotFoundError):
+                own += tick_s * process_ticks(Path(f"/proc/{pid}/stat").read_text())
         return perf_counter(), tick_s * busy, own
 
 
