@@ -345,7 +345,9 @@ def compare(
     )
     work = WorkDir(Path(work_dir) if work_dir else default_work_dir())
     with Interrupt() as interrupt:
-        report = run_comparison(request, work, progress, interrupt.requested)
+        report = run_comparison(
+            request, work, _say_nothing if as_json else progress, interrupt.requested
+        )
     report["command"] = shlex.join(["yggc", *sys.argv[1:]])
     page = markdown(report, report["command"])
     if output is not None:
@@ -355,6 +357,10 @@ def compare(
     print(json.dumps(report) if as_json else page)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)
+
+
+def _say_nothing(text: str) -> None:
+    pass
 
 
 def _dry_run(config: object, as_json: bool) -> None:

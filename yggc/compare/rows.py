@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from yggc.compare.process import Worker, WorkerError
 from yggc.compare.protocol import Ask, Library, Setup, Timed, Way
 from yggc.models.source import ResolvedSource
@@ -151,24 +153,30 @@ def warm_up(lineup: Lineup, probe: list[int], progress: Callable[[str], None]) -
 
 
 def _start(lineup: Lineup, library: Library, setup: Setup, probe: list[int]) -> Worker:
-    import msgspec
-
     setup = msgspec.structs.replace(setup, library=library)
-    ask = Ask(way="plain", ids=probe, num_tokens=2)
-    worker = Worker(setup)
     try:
-        worker.decode(ask)
+        worker = _probed(setup, probe)
     except WorkerError as error:
-        worker.close()
         if library != "llama.cpp" or not error.signal_name:
             raise
         # Its AMX weight buffers crash in virtual machines that announce AMX.
-        worker = Worker(msgspec.structs.replace(setup, plain_buffers=True))
+        worker = _probed(msgspec.structs.replace(setup, plain_buffers=True), probe)
         lineup.notes.append(
             f"{worker.title} runs without its extra weight buffers (AMX, repacked matrices), with "
             f"which it {error.reason} on this machine; elsewhere it may be faster."
         )
     return lineup.stack.enter_context(worker)
+
+
+def _probed(setup: Setup, probe: list[int]) -> Worker:
+    """A worker that has decoded two tokens; some libraries crash at the first pass only."""
+    worker = Worker(setup)
+    try:
+        worker.decode(Ask(way="plain", ids=probe, num_tokens=2))
+    except BaseException:
+        worker.close()
+        raise
+    return worker
 
 
 def _add_ways(
