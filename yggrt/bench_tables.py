@@ -53,14 +53,14 @@ def _print_times(ways: dict[str, dict[str, Any]], console: Console) -> None:
 
 def _print_passes(ways: dict[str, dict[str, Any]], console: Console) -> None:
     stages = list(dict.fromkeys(name for way in ways.values() for name in way["stage_share"]))
-    titles = ("", "tokens/pass", "gated", *(f"{name} %" for name in stages), "GB/s",
-              "of bandwidth")  # fmt: skip
+    titles = ("", "tokens/pass", "gated", *stages, "GB/s",
+              "of reads")  # fmt: skip
     rows = (
         (
             name,
             f"{way['mean_acceptance_length']:.2f}",
             f"{way['num_gated_passes']}/{way['num_passes']}",
-            *(f"{100 * way['stage_share'].get(stage, 0.0):.1f}" for stage in stages),
+            *(f"{way['stage_share'].get(stage, 0.0):.1%}" for stage in stages),
             f"{way['weight_bytes_per_s'] / 1e9:.1f}",
             f"{way['bandwidth_share']:.0%}",
         )

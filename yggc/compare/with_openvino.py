@@ -17,7 +17,7 @@ class OpenVinoEngine:
     """`plain` and `lookup`."""
 
     def __init__(self, setup: Setup) -> None:
-        self.title = f"OpenVINO GenAI {openvino_genai.__version__}"
+        self.title = f"OpenVINO GenAI {openvino_genai.__version__.partition('-')[0]}"
         self._setup = setup
         self._pipelines: dict[bool, Any] = {}
         self._pipeline(False)
