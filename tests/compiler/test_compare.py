@@ -22,7 +22,7 @@ from yggc.compare.process import Worker, WorkerError
 from yggc.compare.protocol import Ask, Setup, Timed
 from yggc.compare.report import Decoded, markdown, report
 from yggc.compare.rows import Lineup, Row, add_baselines, is_exact
-from yggc.compare.run import Request, compare
+from yggc.compare.run import Clock, Request, compare
 from yggc.compare.source import check_same_verifier, find_source
 from yggc.compare.stopwatch import Stopwatch
 from yggc.errors import SourceError
@@ -215,6 +215,7 @@ def test_ratios_and_equal_tokens_of_a_report() -> None:
             num_tokens=4,
             num_threads=1,
             busy_share=0.5,
+            num_repeated=3,
             is_interrupted=True,
         )
     assert [row["title"] for row in found["rows"]] == ["ours: tree", "ours: plain", base.title]
@@ -227,6 +228,35 @@ def test_ratios_and_equal_tokens_of_a_report() -> None:
     assert "87.5%" in page
     assert "50% of the processors' time" in page
     assert "interrupted" in page
+    assert "3 runs were repeated" in page
+
+
+def test_a_disturbed_run_is_repeated_and_the_least_disturbed_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow:
+        pid = os.getpid()
+        num = 0
+
+        def decode(self, ask: Ask) -> Timed:
+            self.num += 1
+            return Timed(ask.ids[: ask.num_tokens], 1.0, float(self.num))
+
+    monkeypatch.setattr("yggc.compare.run._REST_S", 0.0)
+    for shares, counts in (
+        ([0.01], 1),
+        ([0.5, 0.02], 2),
+        # The fastest try is the first, the least disturbed the third.
+        ([0.5, 0.4, 0.2, 0.3], 3),
+    ):
+        row = Row("x", Slow(), "plain")  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            clock = Clock(Lineup(stack, rows=[row]))
+        read = iter(shares)
+        monkeypatch.setattr("yggrt.busy.BusyMeter.share", lambda self, read=read: next(read))
+        assert clock.run(row, [1, 2], 2).tpot_ms == counts
+        assert clock.shares == [min(shares)]
+        assert clock.num_repeated == len(shares) - 1
 
 
 def request_for(bundle: Path, **changes: Any) -> Request:

@@ -40,6 +40,7 @@ def report(
     num_tokens: int,
     num_threads: int,
     busy_share: float,
+    num_repeated: int,
     is_interrupted: bool,
 ) -> dict[str, Any]:
     """Rows by time per token. `ratio`: mean over prompts of the reference row's time over the
@@ -86,6 +87,7 @@ def report(
         "missing": [{"title": one.title, "reason": one.reason} for one in lineup.missing],
         "notes": lineup.notes,
         "busy_share": busy_share,
+        "num_repeated": num_repeated,
         "interrupted": is_interrupted,
         "host": {
             "device": host.tuned_for.device,
@@ -111,7 +113,7 @@ def markdown(report: dict[str, Any], command: str) -> str:
         f"torch {host['torch']}. Model: {report['source']['location']}, sha256 "
         f"`{report['source']['sha256'][:16]}…`.",
         "",
-        f"Greedy, batch 1, {len(report['prompts'])} prompts x {report['num_tokens']} tokens, "
+        f"Greedy, batch 1, prompts: {len(report['prompts'])} x {report['num_tokens']} tokens, "
         f"{host['num_threads']} threads; every row in a process of its own, all rows in turns on "
         "each prompt, the order reversed for every other one. Medians over prompts; ratios are "
         "means of prompt by prompt ratios, in brackets their 95 % bootstrap interval.",
@@ -141,6 +143,8 @@ def markdown(report: dict[str, Any], command: str) -> str:
     if report["missing"]:
         lines += ["", "Not measured:", ""]
         lines += [f"- {one['title']}: {one['reason']}" for one in report["missing"]]
+    if num := report["num_repeated"]:
+        lines += ["", f"{num} runs were repeated because other processes disturbed them."]
     if busy := warning(report["busy_share"]):
         lines += ["", f"{busy[0].upper()}{busy[1:]}."]
     if report["interrupted"]:

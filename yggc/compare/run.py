@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from time import sleep
 from typing import Any
 
 from yggc.compare.process import WorkerError
-from yggc.compare.protocol import Library, Setup
+from yggc.compare.protocol import Library, Setup, Timed
 from yggc.compare.report import Decoded, report
 from yggc.compare.rows import Lineup, Row, add_baselines, add_bundles, is_exact, warm_up
 from yggc.compare.source import check_same_verifier, find_source, recorded
 from yggc.workdir import WorkDir
 from yggrt.bundle import Bundle
-from yggrt.busy import BusyMeter
+from yggrt.busy import BUSY_SHARE, BusyMeter
 from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.schema import Manifest
 from yggrt.loading import choose_threads, load_text
@@ -30,6 +31,7 @@ from yggrt.verify import first_difference
 
 # OpenMP runtimes let their threads spin for up to 200 ms after the last parallel loop.
 _REST_S = 0.25
+_MAX_TRIES = 4
 # Room behind the last token for what lookups guess.
 _MARGIN = 64
 
@@ -95,9 +97,9 @@ def compare(
             lineup, request.baselines, source, drafter, request.lookups, setup, exact, probe
         )
         warm_up(lineup, probe, progress)
-        busy = BusyMeter([worker.pid for worker in lineup.workers])
-        decoded = _take_turns(lineup, prompts, request.num_tokens, progress, cancelled)
-        prefilled = _prefill(lineup, prompts, request.prefills, progress, cancelled)
+        clock = Clock(lineup)
+        decoded = _take_turns(lineup, clock, prompts, request.num_tokens, progress, cancelled)
+        prefilled = _prefill(lineup, clock, prompts, request.prefills, progress, cancelled)
         progress("")
         return report(
             lineup,
@@ -106,9 +108,34 @@ def compare(
             source=verifier,
             num_tokens=request.num_tokens,
             num_threads=num_threads,
-            busy_share=busy.share(),
+            busy_share=fmean(clock.shares),
+            num_repeated=clock.num_repeated,
             is_interrupted=cancelled(),
         )
+
+
+class Clock:
+    """Runs rows and repeats runs that other processes disturbed; of several tries the least
+    disturbed counts, not the fastest. `shares`: what others took of each run that counts.
+    """
+
+    def __init__(self, lineup: Lineup) -> None:
+        self._busy = BusyMeter([worker.pid for worker in lineup.workers])
+        self.shares: list[float] = []
+        self.num_repeated = 0
+
+    def run(self, row: Row, ids: list[int], num_tokens: int) -> Timed:
+        """Raises WorkerError as the row does."""
+        tries: list[tuple[float, Timed]] = []
+        while len(tries) < _MAX_TRIES and all(share > BUSY_SHARE for share, _ in tries):
+            sleep(_REST_S)
+            self._busy.restart()
+            timed = row.decode(ids, num_tokens)
+            tries.append((self._busy.share(), timed))
+        share, timed = min(tries, key=lambda one: one[0])
+        self.shares.append(share)
+        self.num_repeated += len(tries) - 1
+        return timed
 
 
 def _open(path: Path) -> tuple[Manifest, Text, list[Prompt]]:
@@ -160,6 +187,7 @@ def _encode(
 
 def _take_turns(
     lineup: Lineup,
+    clock: Clock,
     prompts: Sequence[tuple[Prompt, list[int]]],
     num_tokens: int,
     progress: Callable[[str], None],
@@ -174,9 +202,8 @@ def _take_turns(
             if cancelled():
                 break
             progress(f"{number + 1}/{len(prompts)} {prompt.name}: {row.title}")
-            sleep(_REST_S)
             try:
-                timed = row.decode(ids, num_tokens)
+                timed = clock.run(row, ids, num_tokens)
             except WorkerError as error:
                 lineup.drop(row, error.reason)
                 continue
@@ -207,6 +234,7 @@ def _check_trees(one: Decoded) -> None:
 
 def _prefill(
     lineup: Lineup,
+    clock: Clock,
     prompts: Sequence[tuple[Prompt, list[int]]],
     lengths: Sequence[int],
     progress: Callable[[str], None],
@@ -224,7 +252,6 @@ def _prefill(
                 if cancelled():
                     return taken
                 progress(f"prefill of {length}: {row.title}")
-                sleep(_REST_S)
-                times[row].append(row.decode(ids, 1).ttft_ms)
+                times[row].append(clock.run(row, ids, 1).ttft_ms)
         taken[length] = times
     return taken
