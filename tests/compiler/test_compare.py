@@ -23,14 +23,14 @@ from yggc.compare.protocol import Ask, Setup, Timed
 from yggc.compare.report import Decoded, markdown, report
 from yggc.compare.rows import Lineup, Row, add_baselines, is_exact
 from yggc.compare.run import Clock, Request, compare
-from yggc.compare.source import check_same_verifier, find_source
+from yggc.compare.source import check_same_verifier, find_drafter, find_source
 from yggc.compare.stopwatch import Stopwatch
 from yggc.errors import SourceError
 from yggc.models.source import resolve_source
 from yggc.workdir import WorkDir
 from yggrt.bundle import write_bundle
 from yggrt.core.errors import RequestError
-from yggrt.core.schema import Manifest, TextInfo
+from yggrt.core.schema import Manifest, Source, TextInfo
 from yggrt.prompts import Prompt
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
@@ -98,7 +98,7 @@ def test_libraries_that_are_missing_or_do_not_apply_are_listed(
             lineup,
             ("transformers", "llama.cpp", "openvino"),
             resolve_source(str(llama_dir), work),
-            None,
+            "no model",
             (2,),
             setup(llama_dir),
             None,
@@ -144,6 +144,29 @@ def test_a_source_is_found_and_its_hashes_are_checked(
     tokenizer.write_text(tokenizer.read_text() + "\n")
     with pytest.raises(SourceError, match=r"tokenizer_config\.json has sha256 .*, wanted"):
         find_source(record, str(llama_dir), str(moved), work)
+
+
+def test_a_drafter_is_found_or_the_reason_is_said(llama_dir: Path, work: WorkDir) -> None:
+    found = resolve_source(str(llama_dir), work)
+    alone = small.manifest()
+    [verifier] = alone.sources
+
+    def drafting(source: Source, configured: str) -> Manifest:
+        config = {**alone.config, "drafter": configured}
+        return msgspec.structs.replace(alone, sources=(verifier, source), config=config)
+
+    def find(manifest: Manifest, given: str | None = None) -> Any:
+        return find_drafter([alone, manifest], verifier, given, work)
+
+    model = found.record("drafter")
+    assert "is no model" in find(alone)
+    itself = msgspec.structs.replace(verifier, role="drafter")
+    assert "part of the verifier" in find(drafting(itself, "self:2"))
+    assert find(drafting(model, str(llama_dir))).path == llama_dir
+    assert "--drafter-source" in find(drafting(model, "gone"))
+    assert find(drafting(model, "gone"), str(llama_dir)).path == llama_dir
+    with pytest.raises(SourceError, match="is not what the bundle was built from"):
+        find(drafting(model, "gone"), str(bundles.tiny_gguf()))
 
 
 def test_a_renamed_file_is_the_same_and_a_changed_one_is_not(

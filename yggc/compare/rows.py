@@ -115,15 +115,15 @@ def add_baselines(
     lineup: Lineup,
     wanted: Sequence[Library],
     source: ResolvedSource,
-    drafter: ResolvedSource | None,
+    drafter: ResolvedSource | str,
     lookups: Sequence[int],
     setup: Setup,
     exact: int | None,
     probe: list[int],
 ) -> None:
     """Rows of the libraries in `wanted`. `setup` is that of the baselines but for its library;
-    `exact`: index of the first bundle with transformers' arithmetic; `probe`: a prompt to warm up
-    with.
+    `drafter`: the model for assisted decoding, or why there is none; `exact`: index of the first
+    bundle with transformers' arithmetic; `probe`: a prompt to warm up with.
     """
     for library in wanted:
         if importlib.util.find_spec(_MODULES[library]) is None:
@@ -183,16 +183,15 @@ def _add_ways(
     lineup: Lineup,
     worker: Worker,
     library: Library,
-    drafter: ResolvedSource | None,
+    drafter: ResolvedSource | str,
     lookups: Sequence[int],
     equals: int | None,
 ) -> None:
     lineup.rows.append(Row(f"{worker.title}: plain", worker, "plain", equals=equals))
     if library == "transformers":
         title = f"{worker.title}: assisted"
-        if drafter is None:
-            reason = "not applicable, the bundle's drafter is no model"
-            lineup.missing.append(Missing(title, reason))
+        if isinstance(drafter, str):
+            lineup.missing.append(Missing(title, drafter))
         else:
             lineup.rows.append(Row(title, worker, "assisted", equals=equals))
     for num in lookups:

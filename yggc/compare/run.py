@@ -18,7 +18,7 @@ from yggc.compare.process import WorkerError
 from yggc.compare.protocol import Library, Setup, Timed
 from yggc.compare.report import Decoded, report
 from yggc.compare.rows import Lineup, Row, add_baselines, add_bundles, is_exact, warm_up
-from yggc.compare.source import check_same_verifier, find_source, recorded
+from yggc.compare.source import check_same_verifier, find_drafter, find_source
 from yggc.workdir import WorkDir
 from yggrt.bundle import Bundle
 from yggrt.busy import BUSY_SHARE, BusyMeter
@@ -72,17 +72,13 @@ def compare(
     prompts = _encode(request, bundles)
     configured = str(manifests[0].config.get("verifier", ""))
     source = find_source(verifier, configured, request.source, work)
-    record = next((one for one in (recorded(m, "drafter") for m in manifests) if one), None)
-    drafter = None
-    if record is not None:
-        configured = str(manifests[0].config.get("drafter", ""))
-        drafter = find_source(record, configured, request.drafter_source, work)
+    drafter = find_drafter(manifests, verifier, request.drafter_source, work)
     num_threads = choose_threads(request.num_threads, manifests[0].target.tuned_for)
     needed = max([*(len(ids) for _, ids in prompts), *request.prefills])
     setup = Setup(
         library="yggrt",
         model=str(source.path),
-        drafter=str(drafter.path) if drafter else "",
+        drafter="" if isinstance(drafter, str) else str(drafter.path),
         num_threads=num_threads,
         context=needed + request.num_tokens + _MARGIN,
     )

@@ -59,6 +59,28 @@ def find_source(
     return found
 
 
+def find_drafter(
+    manifests: Sequence[Manifest], verifier: Source, given: str | None, work: WorkDir
+) -> ResolvedSource | str:
+    """The model that the first bundle with one drafts with, or why there is none to assist with.
+
+    Raises SourceError for a model that is given and is not the recorded one.
+    """
+    for manifest in manifests:
+        source = recorded(manifest, "drafter")
+        if source is None:
+            continue
+        if _difference(verifier, source) is None:
+            return "not applicable, the bundle's drafter is part of the verifier"
+        try:
+            return find_source(source, str(manifest.config.get("drafter", "")), given, work)
+        except SourceError as error:
+            if given is not None:
+                raise
+            return f"{error.message}; --drafter-source PATH gives it"
+    return "not applicable, the bundle's drafter is no model"
+
+
 def _difference(wanted: Source, found: Source) -> str | None:
     """The first file that differs; a single file may have another name."""
     if len(wanted.files) == len(found.files) == 1:
