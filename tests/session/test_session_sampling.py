@@ -13,6 +13,7 @@ import tiny_tokenizers as tiny
 import torch
 from drafting import RecordedDrafter
 from parts import CHAIN, TREE, StubbornDrafter, make, telling
+from sampling_requests import TEMPERATURES, alone, mixes
 from scripted import LogitGraphs, RandomDrafter
 
 from yggrt.core.errors import RequestError
@@ -22,36 +23,8 @@ VOCAB = 12
 TREES = [CHAIN, TREE, "static:parents=0/0/0/1/1/2/2/3/3"]
 
 
-def forbid_last(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """No token twice in a row."""
-    logits[ids[-1]] = -torch.inf
-    return logits
-
-
-ALONE: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "top_k": {"top_k": 4},
-    "top_p": {"top_p": 0.8},
-    "min_p": {"min_p": 0.1},
-    "repetition": {"repetition_penalty": 1.4},
-    "presence": {"presence_penalty": 1.5},
-    "frequency": {"frequency_penalty": 0.8},
-    "bias": {"logit_bias": {1: 2.0, 5: -3.0}},
-    "min_tokens": {"min_tokens": 17},
-    "processor": {"processors": [forbid_last]},
-}
-
-
-def mixes(num: int) -> list[dict[str, Any]]:
-    """Random selections of all of them."""
-    rng = random.Random(8)
-    found = []
-    for _ in range(num):
-        mix: dict[str, Any] = {}
-        for options in rng.sample(list(ALONE.values()), rng.randrange(2, 7)):
-            mix |= options
-        found.append(mix)
-    return found
+OPTIONS = alone([3], [1, 5])
+REQUESTS = {**OPTIONS, **mixes(OPTIONS, 10)}
 
 
 def session(tree: str = TREE, **options: Any) -> Session:
@@ -61,15 +34,16 @@ def session(tree: str = TREE, **options: Any) -> Session:
 
 
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("options", [*ALONE.values(), *mixes(10)], ids=str)
-def test_trees_emit_what_plain_decoding_emits(tree: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", REQUESTS)
+def test_trees_emit_what_plain_decoding_emits(tree: str, name: str) -> None:
     graphs = LogitGraphs(vocab_size=VOCAB, spread=1.5)
     one = make(graphs, RandomDrafter(vocab_size=VOCAB), tree=tree, eos_ids=[3])
     num_tokens = num_passes = 0
-    for temperature in (0.0, 0.6, 1.0, 1.5):
+    for temperature in TEMPERATURES:
         for prompt in ([1, 2, 3], [4], [7, 7, 0, 11, 2]):
             request = {
-                "max_tokens": 30, "temperature": temperature, "seed": 5, "logprobs": 1, **options
+                "max_tokens": 30, "temperature": temperature, "seed": 5, "logprobs": 1,
+                **REQUESTS[name],
             }  # fmt: skip
             plain = one.generate(prompt, plain=True, **request)
             telling = RecordedDrafter(prompt, plain.ids, VOCAB)
