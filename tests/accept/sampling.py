@@ -1,7 +1,7 @@
 """Sampling at length. Exit 1 if a check fails; the last line is JSON.
 
-Without a flag: tokens under full trees, and under the bundle's own drafter, against plain decoding,
-at each temperature, for each option alone and ten mixes of them.
+Without a flag: tokens under full trees, and under the bundle's own drafter, against plain
+decoding, at each temperature, for each option alone and ten mixes of them.
 --law: 200,000 runs of the sampler over three tokens of a scripted model of eight, chi-square over
 the 512 cells of their joint law.
 --cost: the share of a plain pass that sampling takes, over real prompts.
@@ -21,6 +21,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+import bundles
 from drafting import RecordedDrafter
 from prompts import evaluation_ids
 from sampling_requests import TEMPERATURES, alone, mixes
@@ -171,7 +172,7 @@ def cost(session: Session, num_prompts: int, max_tokens: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", nargs="?", type=Path)
+    parser.add_argument("bundle", nargs="?", help="a .ygg, or tiny or smol, which are built")
     parser.add_argument("--num-prompts", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--rotate", action="store_true", help="one tree per case, in turn")
@@ -184,7 +185,8 @@ def main() -> int:
         return int(law["p"] < 1e-3)
     if options.bundle is None:
         parser.error("give a bundle, or --law")
-    session = load(options.bundle)
+    known = {"tiny": lambda: bundles.tiny("static"), "smol": bundles.smol}
+    session = load(known.get(options.bundle, lambda: Path(options.bundle))())
     if options.cost:
         print(json.dumps(cost(session, options.num_prompts, options.max_tokens)))
         return 0
