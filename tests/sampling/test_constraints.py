@@ -128,6 +128,12 @@ def test_without_a_tokenizer_or_an_end_id() -> None:
         ConstraintCompiler(tiny.chatml_text(), [], 9).compile("regex", "a")
 
 
+def test_a_tokenizer_that_llguidance_cannot_take() -> None:
+    """More ids than the model has."""
+    with pytest.raises(RequestError, match="cannot take this bundle's tokenizer"):
+        ConstraintCompiler(tiny.chatml_text(), [2], 100).compile("regex", "a")
+
+
 def test_a_minimum_that_the_constraint_cannot_fill() -> None:
     one = session()
     with pytest.raises(RequestError, match="no token is left"):

@@ -58,6 +58,18 @@ def test_trees_emit_what_plain_decoding_emits(tree: str, name: str) -> None:
     assert num_passes < num_tokens / 2
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 55, 62, 63])
+def test_short_prompts_and_the_end_of_the_context(length: int) -> None:
+    one = session()
+    for turn in range(3):
+        prompt = [(turn + i) % VOCAB for i in range(length)]
+        request: dict[str, Any] = {"temperature": 1.0, "seed": turn, "max_tokens": 80}
+        plain = one.generate(prompt, plain=True, **request)
+        assert one.generate(prompt, gated=False, **request).ids == plain.ids
+        assert len(plain.ids) == 64 - length
+        assert plain.finish_reason == "length"
+
+
 def test_an_end_id_never_ends_the_output_before_the_minimum() -> None:
     graphs = LogitGraphs(vocab_size=VOCAB)
     for end in ({"eos_ids": [3]}, {"stop_ids": [3]}):

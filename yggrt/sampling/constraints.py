@@ -62,9 +62,7 @@ class ConstraintCompiler:
             )
         grammar = _grammar(llguidance.LLMatcher, kind, source)
         if self._tokenizer is None:
-            self._tokenizer = llguidance.LLTokenizer(
-                self._text.tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids
-            )
+            self._tokenizer = self._read_tokenizer(llguidance.LLTokenizer, self._text)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(
@@ -72,6 +70,17 @@ class ConstraintCompiler:
                 f"correct {kind}",
             )
         return Constraint(matcher, self._vocab_size)
+
+    def _read_tokenizer(self, tokenizer: Any, text: Text) -> Any:
+        try:
+            return tokenizer(
+                text.tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_ids
+            )
+        except Exception as error:  # llguidance raises several kinds for tokenizers it cannot take
+            raise RequestError(
+                f"llguidance cannot take this bundle's tokenizer: {first_line(str(error))}",
+                "leave out json_schema, regex or grammar",
+            ) from error
 
 
 def _import_llguidance() -> Any:

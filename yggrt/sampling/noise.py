@@ -55,7 +55,13 @@ class KeyedNoise:
         self._steps: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
-        """G of tokens [n] int64 at `position` of prompt and output: [n] float64."""
+        """G of tokens [n] int64 at `position` of prompt and output: [n] float64, off by a few
+        rounding errors (far below 1e-12), which is enough to rank guesses.
+        """
+        return gumbel_nearly(self.uniform(position, token_ids))
+
+    def portable(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
+        """As a call, with the same bits on every machine."""
         return gumbel(self.uniform(position, token_ids))
 
     def uniform(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
@@ -66,7 +72,7 @@ class KeyedNoise:
         return uniform_of(words)
 
     def of_one(self, position: int, token_id: int) -> float:
-        """G of one token, off by a few rounding errors (far below 1e-12)."""
+        """As a call, for one token."""
         word = mix64(
             (stream_key(self._seed, self._choice, position) + (token_id + 1) * _GOLDEN) & _WORD
         )
@@ -106,7 +112,7 @@ def uniform_of(words: torch.Tensor) -> torch.Tensor:
     _xor_shifted(words, 31, torch.empty_like(words))
     # Each step is exact: -2^51 <= k < 2^51 gives (2k + 1 + 2^52) 2^-53.
     x = words.bitwise_right_shift_(12).to(torch.float64)
-    return x.mul_(2.0).add_(2.0**52 + 1).mul_(2.0**-53)
+    return x.mul_(2.0**-52).add_(0.5 + 2.0**-53)
 
 
 def gumbel(x: torch.Tensor) -> torch.Tensor:
