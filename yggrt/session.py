@@ -163,7 +163,8 @@ class Session:
         )
         sampler = self._sampler(prompt_ids, request, choice, output.ending_ids)
         self._num_requests += 1
-        return self._passes(engine, output, prompt_ids, start, request, sampler)
+        number = self._num_requests
+        return self._passes(engine, output, prompt_ids, start, request, sampler, number)
 
     def _sampler(
         self,
@@ -203,8 +204,9 @@ class Session:
         start: float,
         request: Request,
         sampler: Sampler | None,
+        number: int,
     ) -> Generator[Piece, None, None]:
-        number = self._num_requests
+        self._check_current(number)
         tokens: tuple[int, ...] = (engine.start(prompt_ids, reuse=request.reuse, sampler=sampler),)
         ttft_s = perf_counter() - start
         decode_s = 0.0
@@ -219,11 +221,7 @@ class Session:
                 yield Piece(text, tuple(output.ids[num_before:]))
                 if output.finish_reason is not None:
                     break
-                if number != self._num_requests:
-                    raise RequestError(
-                        "another request was started on this session before this one ended",
-                        "read a stream to its end or close it first, or load a second session",
-                    )
+                self._check_current(number)
                 before = perf_counter()
                 tokens = engine.step().tokens
                 decode_s += perf_counter() - before
@@ -247,6 +245,13 @@ class Session:
                     ),
                     logprobs=_logprobs(request, sampler, len(output.ids)),
                 )
+
+    def _check_current(self, number: int) -> None:
+        if number != self._num_requests:
+            raise RequestError(
+                "another request was started on this session before this one ended",
+                "read a stream to its end or close it first, or load a second session",
+            )
 
     def _engine_for(self, spec: TreeSpec, gated: bool) -> Engine:
         """The engine of the request before if it fits, else a new one, which knows nothing of the

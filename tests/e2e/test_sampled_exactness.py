@@ -26,7 +26,7 @@ TREES = (
 )
 OPTIONS = alone([2], [11, 40, 41, 300])
 REQUESTS = {**OPTIONS, **mixes(OPTIONS, 10)}
-PROMPTS = ([5, 9, 40, 7], [301], list(range(20, 50)))
+PROMPTS = ([301], list(range(20, 50)))
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +58,16 @@ def full_tree_ids(
 @pytest.mark.tiny
 @pytest.mark.parametrize("name", REQUESTS)
 def test_trees_emit_what_plain_decoding_emits(session: Session, name: str) -> None:
+    """Each case under one tree in turn; `tests/accept/sampling.py` has them all."""
+    place = list(REQUESTS).index(name)
     for temperature in TEMPERATURES:
         for number, prompt in enumerate(PROMPTS):
+            place += 1
             options = {"temperature": temperature, "seed": number, **REQUESTS[name]}
-            plain = session.generate(prompt, max_tokens=24, plain=True, **options)
-            for tree in TREES:
-                assert full_tree_ids(session, tree, prompt, plain.ids, options) == plain.ids
-            ngram = session.generate(prompt, max_tokens=24, tree=TREES[1], gated=False, **options)
+            plain = session.generate(prompt, max_tokens=20, plain=True, **options)
+            tree = TREES[place % len(TREES)]
+            assert full_tree_ids(session, tree, prompt, plain.ids, options) == plain.ids
+            ngram = session.generate(prompt, max_tokens=20, tree=TREES[1], gated=False, **options)
             assert ngram.ids == plain.ids
 
 
@@ -72,7 +75,7 @@ def test_trees_emit_what_plain_decoding_emits(session: Session, name: str) -> No
 def test_the_first_token_is_drawn_from_the_models_law(
     session: Session, tiny_reference: Any
 ) -> None:
-    """Its law over 400 tokens by transformers, at T = 1.5, 3,000 seeds: the number of tokens among
+    """Its law over 400 tokens by transformers, at T = 1.5, 1,500 seeds: the number of tokens among
     the model's likeliest ten is off by more than 4.5 standard deviations once in 100,000 times.
     """
     prompt = [5, 9, 40, 7]
@@ -81,7 +84,7 @@ def test_the_first_token_is_drawn_from_the_models_law(
     probs = (logits / 1.5).softmax(0)
     likely = set(probs.topk(10).indices.tolist())
     mass = float(probs[list(likely)].sum())
-    num = 3000
+    num = 1500
     hits = 0
     for seed in range(num):
         # The prompt's rows are kept, so a draw costs one row.

@@ -146,7 +146,8 @@ def test_nothing_to_choose_from() -> None:
     noise = KeyedNoise(1, 0, 1.0)
     for scores, words in (
         (torch.full((9,), -math.inf), "no token"),
-        (torch.zeros(9) * math.nan, "NaN"),
+        (torch.zeros(9) * math.nan, "a logit is nan"),
+        (torch.zeros(9) + math.inf, "a logit is inf"),
     ):
         with pytest.raises(RequestError, match=words):
             draw(scores, noise, 0)

@@ -189,6 +189,15 @@ def test_a_processor_that_fails_is_one_line(processor: Any, words: str) -> None:
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_filters_of_an_empty_vocabulary(options: dict[str, Any]) -> None:
+    params = SamplingParams(
+        temperature=1.0, processors=[lambda ids, logits: logits - math.inf], **options
+    )
+    with pytest.raises(RequestError, match="no token is left"):
+        run(params, rows(1))
+
+
 def test_choices_differ_and_a_seed_repeats() -> None:
     logits = rows(30)
     params = SamplingParams(temperature=1.5)

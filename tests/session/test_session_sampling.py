@@ -194,6 +194,16 @@ def test_a_stop_id_ends_the_output_as_eos_does() -> None:
     assert done.text == text.decode(done.ids[:-1])
 
 
+def test_a_stream_that_was_overtaken_before_it_began() -> None:
+    one = session()
+    first = one.stream([1, 2], temperature=1.0, seed=1)
+    second = one.stream([1, 2], temperature=1.0, seed=2, max_tokens=9)
+    with pytest.raises(RequestError, match="another request was started"):
+        next(first)
+    ids = [token for piece in second for token in piece.ids]
+    assert ids == one.generate([1, 2], temperature=1.0, seed=2, max_tokens=9).ids
+
+
 def test_a_failing_processor_leaves_the_session_usable() -> None:
     one = session()
     wanted = one.generate([1, 2], max_tokens=12).ids

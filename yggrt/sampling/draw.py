@@ -65,10 +65,10 @@ def most_likely(scores: torch.Tensor) -> int:
 def peak(scores: torch.Tensor) -> float:
     """The highest score; raises RequestError if no token is in, or scores are no numbers."""
     highest = float(scores.amax())
-    if math.isnan(highest):
+    if math.isnan(highest) or highest == math.inf:
         raise RequestError(
-            "a logit is no number (NaN)",
-            "check the processors; without one, `yggrt verify` says whether the bundle is whole",
+            f"a logit is {highest}, wanted a finite number",
+            "check bias, penalties and processors; without any, `yggrt verify` checks the bundle",
         )
     if highest == -math.inf:
         raise RequestError(

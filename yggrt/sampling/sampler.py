@@ -18,7 +18,7 @@ from yggrt.core.accept import Choose
 from yggrt.core.passes import PassOutput
 from yggrt.sampling import filters, processors
 from yggrt.sampling.constraints import Constraint
-from yggrt.sampling.draw import draw, most_likely
+from yggrt.sampling.draw import draw, most_likely, peak
 from yggrt.sampling.logprobs import TokenLogprobs, token_logprobs
 from yggrt.sampling.noise import KeyedNoise
 from yggrt.sampling.params import SamplingParams
@@ -72,7 +72,10 @@ class Sampler:
     def _choose(self, out: PassOutput, row: int, position: int, /) -> int:
         assert position == len(self._ids), "tokens are chosen in order, each once"
         logits = out.logits[row]
-        scores = self._warp(self._process(logits))
+        scores = self._process(logits)
+        if self._filtered:
+            peak(scores)  # filters want a token to keep
+        scores = self._warp(scores)
         if self.noise is None:
             token = most_likely(scores)
         else:
