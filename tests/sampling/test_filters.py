@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from yggrt.sampling import filters
+from yggrt.sampling.filters import Kept
 
 Filter = Callable[[torch.Tensor], torch.Tensor]
 
@@ -66,7 +67,7 @@ def test_temperature(temperature: float) -> None:
 def test_top_k(num: int) -> None:
     for seed in range(60):
         scores = random_scores(seed)
-        assert same(filters.top_k(scores, num), TopKLogitsWarper(num), scores)
+        assert same(filters.top_k(Kept.all(scores), num).dense(), TopKLogitsWarper(num), scores)
 
 
 @pytest.mark.parametrize("mass", [1e-6, 0.1, 0.5, 0.9, 0.95, 0.999, 0.999999])
@@ -74,7 +75,9 @@ def test_top_p(mass: float, stable_sort: None) -> None:
     for seed in range(150):
         scores = random_scores(seed)
         before = scores.clone()
-        assert same(filters.top_p(scores, mass), TopPLogitsWarper(mass), scores), seed
+        assert same(
+            filters.top_p(Kept.all(scores), mass).dense(), TopPLogitsWarper(mass), scores
+        ), seed
         assert torch.equal(scores, before)
 
 
@@ -82,7 +85,7 @@ def test_top_p_keeps_as_many_of_equal_scores_as_transformers() -> None:
     """Without a stable sort it keeps others of the same score, as many."""
     for seed in range(0, 150, 3):
         scores = random_scores(seed)
-        found = filters.top_p(scores, 0.9)
+        found = filters.top_p(Kept.all(scores), 0.9).dense()
         wanted = TopPLogitsWarper(0.9)(torch.zeros(1, 1, dtype=torch.int64), scores[None])[0]
         assert torch.equal(found.sort().values, wanted.sort().values)
 
@@ -91,7 +94,9 @@ def test_top_p_keeps_as_many_of_equal_scores_as_transformers() -> None:
 def test_min_p(share: float) -> None:
     for seed in range(60):
         scores = random_scores(seed)
-        assert same(filters.min_p(scores, share), MinPLogitsWarper(share), scores)
+        assert same(
+            filters.min_p(Kept.all(scores), share).dense(), MinPLogitsWarper(share), scores
+        )
 
 
 def test_all_in_the_order_of_transformers(stable_sort: None) -> None:
@@ -100,7 +105,7 @@ def test_all_in_the_order_of_transformers(stable_sort: None) -> None:
         rng = random.Random(seed)
         temperature, num = rng.uniform(0.2, 2), rng.choice([3, 40, 1000])
         mass, share = rng.uniform(0.3, 0.99), rng.uniform(0.001, 0.2)
-        found = filters.top_k(filters.heat(scores, temperature), num)
+        found = filters.top_k(Kept.all(filters.heat(scores, temperature)), num)
         found = filters.min_p(filters.top_p(found, mass), share)
         wanted = scores[None]
         for warper in (
@@ -110,7 +115,7 @@ def test_all_in_the_order_of_transformers(stable_sort: None) -> None:
             MinPLogitsWarper(share),
         ):
             wanted = warper(torch.zeros(1, 1, dtype=torch.int64), wanted)
-        assert torch.equal(found, wanted[0])
+        assert torch.equal(found.dense(), wanted[0])
 
 
 def test_top_p_sorts_the_whole_vocabulary_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,5 +129,5 @@ def test_top_p_sorts_the_whole_vocabulary_seldom(monkeypatch: pytest.MonkeyPatch
     )
     generator = torch.Generator().manual_seed(1)
     for _ in range(50):
-        filters.top_p(torch.randn(20_000, generator=generator) * 8, 0.9)
+        filters.top_p(Kept.all(torch.randn(20_000, generator=generator) * 8), 0.9)
     assert sum(size == 20_000 for size in sizes) <= 5

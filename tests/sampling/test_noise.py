@@ -13,6 +13,7 @@ import torch
 from yggrt.core.errors import RequestError
 from yggrt.sampling import noise as noise_of
 from yggrt.sampling.draw import FEW, LOUD_BITS, draw, most_likely
+from yggrt.sampling.filters import Kept
 from yggrt.sampling.noise import KeyedNoise, mix64, stream_key
 
 NUM_LAW_TESTS = 10
@@ -126,10 +127,11 @@ def test_discarding_changes_no_token() -> None:
         scores = scores_of(rng, size)
         noise = KeyedNoise(trial, 0, 1.0)
         wanted = int((scores.double() + noise.portable(trial, torch.arange(size))).argmax())
-        assert draw(scores, noise, trial) == wanted
-        assert draw(scores, noise, trial, filtered=True) == wanted
-        assert draw(scores, noise, trial, likely=int(scores.argmax())) == wanted
-        assert draw(scores, noise, trial, likely=rng.randrange(size)) == wanted
+        kept = Kept.all(scores)
+        assert draw(kept, noise, trial) == wanted
+        assert draw(kept.select((scores > -math.inf).nonzero().squeeze(1)), noise, trial) == wanted
+        assert draw(kept, noise, trial, likely=int(scores.argmax())) == wanted
+        assert draw(kept, noise, trial, likely=rng.randrange(size)) == wanted
 
 
 def test_sums_that_quick_logarithms_cannot_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +140,8 @@ def test_sums_that_quick_logarithms_cannot_tell_apart(monkeypatch: pytest.Monkey
     monkeypatch.setattr(KeyedNoise, "uniform", lambda self, position, ids: same[ids])
     scores = torch.full((50,), -math.inf)
     scores[[7, 9, 31]] = 2.5
-    assert draw(scores, KeyedNoise(1, 0, 1.0), 0, filtered=True) == 7
+    in_it = Kept.all(scores).select(torch.tensor([7, 9, 31]))
+    assert draw(in_it, KeyedNoise(1, 0, 1.0), 0) == 7
     assert most_likely(scores) == 7
 
 
@@ -150,7 +153,7 @@ def test_nothing_to_choose_from() -> None:
         (torch.zeros(9) + math.inf, "a logit is inf"),
     ):
         with pytest.raises(RequestError, match=words):
-            draw(scores, noise, 0)
+            draw(Kept.all(scores), noise, 0)
         with pytest.raises(RequestError, match=words):
             most_likely(scores)
 
@@ -195,7 +198,11 @@ def test_bulk_draws_are_the_samplers_own() -> None:
     found = triples(range(300)).tolist()
     for seed, (a, b, c) in enumerate(found):
         noise = KeyedNoise(seed, 0, 1.0)
-        assert [draw(first, noise, 5), draw(second[a], noise, 6), draw(third[a, b], noise, 7)] == [
+        assert [
+            draw(Kept.all(first), noise, 5),
+            draw(Kept.all(second[a]), noise, 6),
+            draw(Kept.all(third[a, b]), noise, 7),
+        ] == [
             a,
             b,
             c,

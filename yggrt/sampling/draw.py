@@ -8,6 +8,7 @@ import torch
 
 from yggrt.core.errors import RequestError
 from yggrt.sampling import noise as noise_of
+from yggrt.sampling.filters import Kept
 from yggrt.sampling.noise import KeyedNoise
 
 LOUD_BITS = 10
@@ -17,19 +18,11 @@ QUIET_MAX = noise_of.loudness(LOUD_BITS) + 1e-3
 FEW = 4096
 
 
-def draw(
-    scores: torch.Tensor,
-    noise: KeyedNoise,
-    position: int,
-    *,
-    likely: int | None = None,
-    filtered: bool = False,
-) -> int:
+def draw(kept: Kept, noise: KeyedNoise, position: int, *, likely: int | None = None) -> int:
     """The token of highest score + G, the lowest id on ties.
 
-    scores: [vocab] float32, log-probabilities up to a constant, -inf for tokens that are out;
-    float32 scores and float64 noise are added in float64. likely: a token that probably scores
-    high; it changes the time taken and nothing else. filtered: whether few tokens may be in.
+    Scores are log-probabilities up to a constant; float32 scores and float64 noise are added in
+    float64. likely: a token that probably scores high; it changes the time taken and nothing else.
 
     G is computed for tokens that can win alone. The winner's sum is at least the sum of any one
     token: of the highest scorer, whose noise is GUMBEL_MIN at least, since noise of finite
@@ -42,11 +35,10 @@ def draw(
 
     Raises RequestError if no token is in, or scores are no numbers.
     """
-    highest = peak(scores)
-    if filtered:
-        ids = (scores > -math.inf).nonzero().squeeze(1)
-        if len(ids) <= FEW:
-            return _best(scores, ids, noise.uniform(position, ids))
+    highest = peak(kept.scores)
+    if kept.ids is not None and len(kept.ids) <= FEW:
+        return _best(kept.scores, kept.ids, noise.uniform(position, kept.ids))
+    scores = kept.dense()
     least = highest + noise_of.GUMBEL_MIN
     if likely is not None:
         least = max(least, float(scores[likely]) + noise.of_one(position, likely))
@@ -54,7 +46,7 @@ def draw(
     bound = least - QUIET_MAX
     candidates.logical_or_(scores >= bound - abs(bound) * 2**-23)
     ids = candidates.nonzero().squeeze(1)
-    return _best(scores, ids, noise_of.uniform_of(words[ids]))
+    return _best(scores[ids], ids, noise_of.uniform_of(words[ids]))
 
 
 def most_likely(scores: torch.Tensor) -> int:
@@ -79,10 +71,10 @@ def peak(scores: torch.Tensor) -> float:
 
 
 def _best(scores: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> int:
-    """argmax of score + G over ascending `ids`. Quick logarithms leave mostly one token that can
-    be it; where they leave several, the portable ones decide.
+    """argmax of score + G over ascending `ids`, all [n]. Quick logarithms mostly leave one token
+    that can be it; where they leave several, the portable ones decide.
     """
-    base = scores[ids].to(torch.float64)
+    base = scores.to(torch.float64)
     sums = noise_of.gumbel_nearly(x).add_(base)
     highest, index = sums.max(0)
     top = float(highest)

@@ -21,6 +21,7 @@ class TokenCounts:
 
     def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
         self._slots: dict[int, int] = {}
+        self._numbers: list[int] = []
         self._ids = torch.empty(vocab_size, dtype=torch.int64)
         self._counts = torch.zeros(vocab_size, dtype=torch.float32)
         tally: dict[int, int] = {}
@@ -30,9 +31,13 @@ class TokenCounts:
             self.add(token, num)
 
     def add(self, token: int, num: int = 1) -> None:
-        slot = self._slots.setdefault(token, len(self._slots))
-        self._ids[slot] = token
-        self._counts[slot] += num
+        slot = self._slots.get(token)
+        if slot is None:
+            slot = self._slots[token] = len(self._slots)
+            self._numbers.append(0)
+            self._ids[slot] = token
+        self._numbers[slot] += num
+        self._counts[slot] = self._numbers[slot]
 
     @property
     def ids(self) -> torch.Tensor:

@@ -19,6 +19,7 @@ from yggrt.core.passes import PassOutput
 from yggrt.sampling import filters, processors
 from yggrt.sampling.constraints import Constraint
 from yggrt.sampling.draw import draw, most_likely, peak
+from yggrt.sampling.filters import Kept
 from yggrt.sampling.logprobs import TokenLogprobs, token_logprobs
 from yggrt.sampling.noise import KeyedNoise
 from yggrt.sampling.params import SamplingParams
@@ -64,7 +65,6 @@ class Sampler:
             if params.presence_penalty or params.frequency_penalty
             else None
         )
-        self._filtered = bool(params.top_k or params.top_p < 1 or params.min_p or constraint)
 
     def __call__(self, out: PassOutput) -> Choose:
         return partial(self._choose, out)
@@ -72,17 +72,13 @@ class Sampler:
     def _choose(self, out: PassOutput, row: int, position: int, /) -> int:
         assert position == len(self._ids), "tokens are chosen in order, each once"
         logits = out.logits[row]
-        scores = self._process(logits)
-        if self._filtered:
-            peak(scores)  # filters want a token to keep
-        scores = self._warp(scores)
+        kept = self._warp(self._process(logits))
         if self.noise is None:
-            token = most_likely(scores)
+            token = most_likely(kept.scores)
         else:
-            likely = out.ids[row]
-            token = draw(scores, self.noise, position, likely=likely, filtered=self._filtered)
+            token = draw(kept, self.noise, position, likely=out.ids[row])
         if self._params.logprobs is not None:
-            entry = token_logprobs(token, logits, scores, self._params.logprobs)
+            entry = token_logprobs(token, logits, kept.dense(), self._params.logprobs)
             self.logprobs.append(entry)
         self._take(token)
         return token
@@ -109,19 +105,21 @@ class Sampler:
             logits = torch.where(self._constraint.allowed(), logits, -math.inf)
         return logits
 
-    def _warp(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores over the temperature, -inf for tokens that the filters take out."""
+    def _warp(self, scores: torch.Tensor) -> Kept:
+        """Scores over the temperature of the tokens that the filters keep."""
         params = self._params
         if params.is_greedy:
-            return scores
-        scores = filters.heat(scores, params.temperature)
+            return Kept.all(scores)
+        kept = Kept.all(filters.heat(scores, params.temperature))
+        if params.top_k or params.top_p < 1 or params.min_p:
+            peak(scores)  # filters want a token to keep
         if params.top_k:
-            scores = filters.top_k(scores, params.top_k)
+            kept = filters.top_k(kept, params.top_k)
         if params.top_p < 1:
-            scores = filters.top_p(scores, params.top_p)
+            kept = filters.top_p(kept, params.top_p)
         if params.min_p:
-            scores = filters.min_p(scores, params.min_p)
-        return scores
+            kept = filters.min_p(kept, params.min_p)
+        return kept
 
     def _take(self, token: int) -> None:
         self._ids.append(token)
