@@ -8,13 +8,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from yggrt import __version__
+from yggrt import sampling_flags as flags
 from yggrt.core.errors import RequestError
-from yggrt.run import choose_chat, note_statistics, parse_ids, show, system_messages, talk, to_json
+from yggrt.run import (
+    choose_chat,
+    note_statistics,
+    parse_ids,
+    show,
+    show_choices,
+    system_messages,
+    talk,
+    to_json,
+)
 from yggrt.terminal import (
     INTERRUPTED,
     Interrupt,
@@ -119,6 +129,22 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(help="End the output before this text (repeatable).")
     ] = None,
+    temperature: flags.Temperature = None,
+    seed: flags.Seed = None,
+    top_k: flags.TopK = None,
+    top_p: flags.TopP = None,
+    min_p: flags.MinP = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    logit_bias: flags.LogitBias = None,
+    min_tokens: flags.MinTokens = None,
+    stop_id: flags.StopId = None,
+    logprobs: flags.Logprobs = None,
+    num_choices: flags.NumChoices = None,
+    json_schema: flags.JsonSchema = None,
+    regex: flags.Regex = None,
+    grammar: flags.Grammar = None,
     threads: Threads = None,
     mapped: Mapped = False,
     plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
@@ -129,6 +155,8 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Answers a prompt, or talks with you on a terminal if there is none."""
+    from yggrt.request import Request
+
     if prompt is not None and ids is not None:
         raise RequestError("both --prompt and --ids are given", "give one of them")
     if prompt is None and ids is None and (as_json or not sys.stdin.isatty()):
@@ -142,8 +170,32 @@ def run(
     if prompt == "":
         raise RequestError("the prompt is empty", "give a prompt of at least one character")
     prompt_ids = parse_ids(ids) if ids is not None else None
+    if logprobs is not None and not as_json:
+        raise RequestError("--logprobs is given and no --json", "give --json, or leave it out")
+    sampling = flags.sampling_options(
+        temperature=temperature,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        min_tokens=min_tokens,
+        stop_ids=stop_id,
+        logprobs=logprobs,
+        n=num_choices,
+        json_schema=json_schema,
+        regex=regex,
+        grammar=grammar,
+    )
+    options = cast("Options", {"max_tokens": max_tokens, "plain": plain, **sampling})
+    options["stop"] = stop or ()
+    Request.of(options)
+    if prompt is None and prompt_ids is None and (num_choices or 1) > 1:
+        raise RequestError("--n is given and no prompt", "a conversation has one answer a turn")
     session = _load(file, threads, cache_dir, tree, mapped)
-    options: Options = {"max_tokens": max_tokens, "stop": stop or (), "plain": plain}
     use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
         if not use_chat:
@@ -154,14 +206,20 @@ def run(
         return
     with Interrupt() as interrupt:
         options["cancelled"] = interrupt.requested
-        if prompt_ids is not None:
-            stream = session.stream(prompt_ids, **options)
-        elif use_chat:
-            user = {"role": "user", "content": prompt or ""}
-            stream = session.stream_chat([*system_messages(system), user], **options)
+        raw = prompt or "" if prompt_ids is None else prompt_ids
+        messages = [*system_messages(system), {"role": "user", "content": prompt or ""}]
+        if (num_choices or 1) > 1:
+            done = (
+                session.chat(messages, **options) if use_chat else session.generate(raw, **options)
+            )
+            show_choices(session, done, quiet=as_json)
         else:
-            stream = session.stream(prompt or "", **options)
-        done = show(session, stream, quiet=as_json)
+            stream = (
+                session.stream_chat(messages, **options)
+                if use_chat
+                else session.stream(raw, **options)
+            )
+            done = show(session, stream, quiet=as_json)
     if as_json:
         print(json.dumps(to_json(done)))
     if stats:
@@ -204,6 +262,8 @@ def verify(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    temperature: flags.Temperature = None,
+    seed: flags.Seed = None,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
     verbose: Verbose = False,
@@ -213,8 +273,14 @@ def verify(
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
     from yggrt.prompts import read_prompt_files
+    from yggrt.sampling.params import SamplingParams
     from yggrt.verify import verify_session
 
+    if (temperature is not None or seed is not None) and not prompts:
+        raise RequestError(
+            "--temperature or --seed is given and no --prompts",
+            "give prompts; golden outputs are greedy",
+        )
     chosen = read_prompt_files(prompts or (), limit)
     cache = open_cache(cache_dir)
     with Bundle.open(file, full=True, cache=cache) as bundle:
@@ -222,7 +288,14 @@ def verify(
         session = start_session(
             bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
         )
-        report = verify_session(session, bundle.manifest.golden, chosen, max_tokens, progress)
+        report = verify_session(
+            session,
+            bundle.manifest.golden,
+            chosen,
+            max_tokens,
+            progress,
+            SamplingParams(temperature=temperature or 0.0, seed=seed),
+        )
         digest = bundle.digest
     if as_json:
         print(json.dumps({"bundle": str(file), "digest": digest, **report.to_json()}))

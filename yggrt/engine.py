@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
@@ -25,6 +25,8 @@ from yggrt.policies import policy_for
 
 Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+# Turns a pass into the choice of the verifier's token after each row.
+Sampler: TypeAlias = Callable[[PassOutput], Choose]
 
 
 class StepResult(NamedTuple):
@@ -81,8 +83,7 @@ class Engine:
     """Decodes one sequence at a time on one cache.
 
     `latency` gives the seconds of a verify pass for each of the graphs' row counts, `rest_s` the
-    host's own seconds per pass. `sampler` turns a pass into the choice of the verifier's token
-    after each row.
+    host's own seconds per pass.
     Raises RequestError if the graphs cannot hold the spec's verify rows.
     """
 
@@ -95,7 +96,6 @@ class Engine:
         latency: Callable[[int], float],
         rest_s: float,
         gate: Gate,
-        sampler: Callable[[PassOutput], Choose] = greedy,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -106,7 +106,8 @@ class Engine:
             )
         self._graphs, self._cache, self._drafter = graphs, cache, drafter
         self._spec, self._grow = spec, policy_for(spec)
-        self._gate, self._sampler = gate, sampler
+        self._gate = gate
+        self._sampler: Sampler = greedy
         self._rest_s = rest_s
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
@@ -131,10 +132,13 @@ class Engine:
         """Tokens that can still be emitted before the context is full."""
         return self._graphs.max_model_len - len(self._ids)
 
-    def start(self, ids: Sequence[int], *, reuse: bool = False) -> int:
+    def start(
+        self, ids: Sequence[int], *, reuse: bool = False, sampler: Sampler | None = None
+    ) -> int:
         """Takes a prompt and emits the first token; with `reuse`, keeps the rows of a prefix it
-        has in common with the sequence so far. Raises RequestError for an empty prompt or one that
-        leaves no room for a token."""
+        has in common with the sequence so far. `sampler` chooses the tokens of this sequence, in
+        order and each once; without one the most likely token is taken. Raises RequestError for an
+        empty prompt or one that leaves no room for a token."""
         limit = self._graphs.max_model_len
         if not ids:
             raise RequestError("the prompt has no tokens", "give at least one token")
@@ -153,6 +157,7 @@ class Engine:
             self._drafter.start(ids)
         self.stats = EngineStats(num_reused=kept)
         self._gate.reset()
+        self._sampler = sampler or greedy
         self._ids, self._length = list(ids), kept
         with self._timed("prefill"):
             for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):

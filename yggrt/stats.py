@@ -16,7 +16,8 @@ class Stats:
     included. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass may bring
     tokens past the end of the output; they count in these three and not in num_tokens.
     tests_histogram: passes by the depth down to which a drafted token was tested.
-    stage_ms: decode time by stage; `other` is what the stages leave.
+    stage_ms: decode time by stage; `other` is what the stages leave. seed: what the tokens were
+    drawn with, None for greedy decoding.
     """
 
     tree: str
@@ -36,6 +37,7 @@ class Stats:
     prefill_ms: float
     tpot_ms: float | None
     stage_ms: dict[str, float]
+    seed: int | None = None
 
     @property
     def decode_ms(self) -> float:
@@ -57,6 +59,7 @@ class Stats:
         num_tokens: int,
         ttft_s: float,
         decode_s: float,
+        seed: int | None = None,
     ) -> Stats:
         stages = {str(name): s for name, s in engine.stage_s.items() if name != "prefill"}
         stages["other"] = max(0.0, decode_s - sum(stages.values()))
@@ -78,14 +81,16 @@ class Stats:
             prefill_ms=1e3 * engine.stage_s["prefill"],
             tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
             stage_ms={name: 1e3 * s for name, s in stages.items()},
+            seed=seed,
         )
 
     def line(self) -> str:
         """One line for a person."""
         speed = "" if self.tpot_ms is None else f", {self.tpot_ms:.1f} ms/token"
+        seed = "" if self.seed is None else f"; seed {self.seed}"
         gated = f" ({self.num_gated_passes} gated)" if self.num_gated_passes else ""
         return (
             f"{self.num_tokens} tokens{speed}, first after {self.ttft_ms:.0f} ms; "
             f"{self.num_passes} passes{gated}, "
-            f"{self.mean_acceptance_length:.2f} tokens/pass; {self.tree}"
+            f"{self.mean_acceptance_length:.2f} tokens/pass; {self.tree}{seed}"
         )
