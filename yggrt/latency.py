@@ -16,6 +16,8 @@ from yggrt.core.schema import GraphSpec, LatencyPoint
 
 GraphKind: TypeAlias = Literal["verify", "prefill", "draft"]
 
+Axis: TypeAlias = Literal["rows", "context"]
+
 
 @dataclass(frozen=True, slots=True)
 class Surface:
@@ -35,10 +37,10 @@ class Surface:
             lambda i: _between(self.contexts, context, self.fitted[i].__getitem__),
         )
 
-    def jumps(self) -> tuple[tuple[str, int, Jump], ...]:
+    def jumps(self) -> tuple[tuple[Axis, int, Jump], ...]:
         """(axis, fixed coordinate on the other axis, jump): along the rows at each context, along
         contexts at each row count."""
-        found = []
+        found: list[tuple[Axis, int, Jump]] = []
         for i, context in enumerate(self.contexts):
             column = [row[i] for row in self.measured]
             found += [("rows", context, j) for j in jumps(self.rows, column, per_row=True)]

@@ -13,10 +13,11 @@ from pathlib import Path
 from yggrt.bundle import Bundle
 from yggrt.cache import Cache, open_cache
 from yggrt.core.errors import RequestError
+from yggrt.core.objective import Objective
 from yggrt.core.schema import TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.ngram import NgramDrafter
-from yggrt.latency import verify_latency
+from yggrt.latency import LatencyTable
 from yggrt.memory import has_room_for
 from yggrt.session import Parts, Session
 from yggrt.target import check_target, host_target
@@ -81,10 +82,9 @@ def start_session(
         Parts(
             graphs=AotGraphs.from_bundle(bundle, unpacked),
             drafter=NgramDrafter(schedule.drafter),
-            latency=verify_latency(
-                manifest.latency, [g.name for g in manifest.graphs if g.kind == "verify"]
-            ),
+            latency=LatencyTable.of(manifest.latency, manifest.graphs),
             rest_s=schedule.rest_s,
+            objective=Objective(schedule.objective, schedule.rate),
         ),
         text=load_text(bundle),
         eos_ids=manifest.model.eos_ids,

@@ -101,10 +101,10 @@ def test_the_fastest_sequoia_tree_weighs_rows_and_depth() -> None:
     )
     rate, parents = best_sequoia_tree(P, 8, 8, lambda rows, depth: F(10) + 3 * depth)
     assert rate == max(
-        sequoia_tree(P, n, l)[0] / (10 + 3 * (l - 1))
-        for n in range(1, 9)
-        for l in range(1, n + 1)
-        if n <= sum(3**i for i in range(l))
+        sequoia_tree(P, rows, levels)[0] / (10 + 3 * (levels - 1))
+        for rows in range(1, 9)
+        for levels in range(1, rows + 1)
+        if rows <= sum(3**i for i in range(levels))
     )
     assert parents
     assert best_sequoia_tree(P, 8, 8, lambda rows, depth: F(rows) ** 2) == (1, ())

@@ -39,7 +39,7 @@ def isotonic(values: Sequence[Number]) -> list[Number]:
         total, num = value, 1
         while blocks and blocks[-1][0] * num > total * blocks[-1][1]:
             before, count = blocks.pop()
-            total, num = total + before, num + count
+            total, num = total + before, num + count  # type: ignore[assignment]
         blocks.append((total, num))
     return [total / num for total, num in blocks for _ in range(num)]  # type: ignore[misc]
 

@@ -139,8 +139,8 @@ def specinfer_tree(expansion: Sequence[int]) -> Parents:
 def medusa_order(
     head_acceptance: Sequence[RankAcceptance], num_nodes: int
 ) -> list[tuple[tuple[int, ...], float]]:
-    """The best `num_nodes` nodes as rank paths with their values, best first, if head d's rank i is
-    right with probability `head_acceptance[d][i]` whatever the other heads say (Cai et al.,
+    """The best `num_nodes` nodes as rank paths with their values, best first, if rank i of head d
+    is right with probability `head_acceptance[d][i]` whatever the other heads say (Cai et al.,
     "Medusa", arXiv 2401.10774). On a tie the shorter, then the smaller path."""
     pool: list[tuple[float, int, tuple[int, ...]]] = []
 
@@ -150,7 +150,7 @@ def medusa_order(
                 heapq.heappush(pool, (-value * edge, len(path) + 1, (*path, rank)))
 
     push((), 1)
-    order = []
+    order: list[tuple[tuple[int, ...], float]] = []
     while pool and len(order) < num_nodes:
         negative, _, path = heapq.heappop(pool)
         order.append((path, -negative))
