@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import NamedTuple
 
-from yggrt.busy import BusyMeter
+from yggrt.busy import BusyMeter, warning
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import GraphSpec, LatencyJump, LatencyPoint, ProfileNotes
 from yggrt.core.tree import TokenTree
@@ -21,6 +21,7 @@ from yggrt.latency import GraphKind, LatencyTable
 NOISY_SPREAD = 0.2
 MAX_REPEATS = 2
 LEAST_ROUNDS = 3
+MAX_JUMPS_SHOWN = 3
 # Shares of the context limit at which passes are timed.
 CONTEXT_SHARES = (1 / 64, 1 / 8, 1 / 2, 1.0)
 
@@ -103,6 +104,15 @@ def describe_jump(jump: LatencyJump) -> str:
     )
 
 
+def profile_warnings(notes: ProfileNotes) -> list[str]:
+    """What makes a profile doubtful, one line each."""
+    busy = warning(notes.busy_share or 0.0)
+    shown = [describe_jump(jump) for jump in notes.jumps[:MAX_JUMPS_SHOWN]]
+    if len(notes.jumps) > len(shown):
+        shown.append(f"and {len(notes.jumps) - len(shown)} more such places")
+    return [*([busy] if busy else []), *shown]
+
+
 def spread_contexts(max_model_len: int, shares: Sequence[float] = CONTEXT_SHARES) -> list[int]:
     """Context lengths from short to the last that leaves room for a token."""
     return sorted({min(max_model_len - 1, round(share * max_model_len)) for share in shares})
@@ -144,7 +154,8 @@ def time_passes(
 
     The calls take turns, so that a slow spell of the machine falls on all of them; the first round
     is warm-up. Points that disagree with themselves (NOISY_SPREAD) get up to MAX_REPEATS times as
-    many calls again. After `budget_s` no round begins, but for the first three.
+    many calls again. After `budget_s` no round begins, but for the first three; after twice as
+    long one call of each has to do.
     """
     start, busy = perf_counter(), BusyMeter()
     calls = {(one.kind, one.rows, context): one for one in passes for context in contexts}
@@ -164,7 +175,8 @@ def time_passes(
     rounds = 0
     while rounds < num_rounds and in_time(rounds):
         for key, one in calls.items():
-            if rounds % one.every == 0:
+            late = taken[key] and perf_counter() - start > 2 * budget_s
+            if rounds % one.every == 0 and not late:
                 taken[key].append(run(key))
         rounds += 1
     for turn in range(MAX_REPEATS * rounds):

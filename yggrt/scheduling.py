@@ -53,7 +53,19 @@ class Run:
     num_tokens: int = 0
     seconds: float = 0.0
     num_passes: int = 0
+    num_tests: int = 0
+    accepted: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean acceptance length; the last pass of an output may bring tokens past its end."""
+        return (self.accepted + self.num_passes) / self.num_passes
+
+    @property
+    def alpha(self) -> float:
+        """Accepts over tests; 0 without a test."""
+        return self.accepted / self.num_tests if self.num_tests else 0.0
 
     @property
     def token_s(self) -> float:
@@ -74,6 +86,8 @@ class Run:
         self.num_tokens += other.num_tokens
         self.seconds += other.seconds
         self.num_passes += other.num_passes
+        self.num_tests += other.num_tests
+        self.accepted += other.accepted
         for name, seconds in other.stage_s.items():
             self.stage_s[name] = self.stage_s.get(name, 0.0) + seconds
 
@@ -111,8 +125,10 @@ def decode(
             if token in eos_ids or len(output) == num_tokens:
                 break
     seconds = perf_counter() - start
-    stages = {str(name): s for name, s in engine.stats.stage_s.items() if name != "prefill"}
-    return output, Run(len(output) - 1, seconds, engine.stats.num_passes, stages)
+    stats = engine.stats
+    stages = {str(name): s for name, s in stats.stage_s.items() if name != "prefill"}
+    tests, accepted = stats.num_tests, stats.accepted
+    return output, Run(len(output) - 1, seconds, stats.num_passes, tests, accepted, stages)
 
 
 def record_answers(

@@ -107,9 +107,10 @@ def test_passes_take_turns_and_slow_kinds_fewer() -> None:
     assert all(t.median_s > 0 and t.spread_s >= 0 for t in found.timings)
 
 
-def test_a_budget_ends_the_rounds_after_the_first_three() -> None:
+def test_a_budget_ends_the_measuring_once_every_point_has_a_call() -> None:
     often = Clocked()
-    found = time_passes([TimedPass("verify", 1, often)], [3], 50, budget_s=0.0)
+    found = time_passes([TimedPass("verify", 1, often)], [3, 7], 50, budget_s=0.0)
     assert not found.is_complete
-    assert found.num_rounds == 3
-    assert len(often.calls) == 4
+    # A warm-up and a call each.
+    assert often.calls == [3, 7, 3, 7]
+    assert [t.spread_s for t in found.timings] == [0.0, 0.0]

@@ -4,7 +4,6 @@ shipped."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import bind_graphs, graph_jobs
 from yggc.stages.load import Loaded
 from yggc.workdir import hash_inputs
-from yggrt.busy import warning
 from yggrt.core.schema import LatencyPoint, ProfileNotes, Record, Target
-from yggrt.measure import describe_jump, spread_contexts, time_passes, verifier_passes
+from yggrt.measure import profile_warnings, spread_contexts, time_passes, verifier_passes
 from yggrt.measure_host import measure_flops, measure_read_bandwidth
 from yggrt.target import host_target
 
@@ -103,12 +101,6 @@ def run(context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel) -> P
         latency=measured.points(bound.specs),
         notes=notes,
     )
-
-
-def profile_warnings(notes: ProfileNotes) -> Sequence[str]:
-    """What makes a profile doubtful, one line each."""
-    busy = warning(notes.busy_share or 0.0)
-    return [*([busy] if busy else []), *map(describe_jump, notes.jumps)]
 
 
 def write_profile(path: Path, found: Fingerprint, profile: Profile) -> None:
