@@ -37,7 +37,7 @@ ACCEPTANCE_SHARE = 0.8
 PROFILE_S = 8.0
 RECORD_S = 6.0
 MEASURE_S = 10.0
-NUM_ROUNDS = 7
+NUM_ROUNDS = 4
 RETUNE = "run `yggrt tune FILE -o NEW.ygg` on this machine"
 
 Verdict = Literal["ok", "note", "wrong"]

@@ -29,7 +29,7 @@ PROFILE_S = 14.0
 RECORD_S = 8.0
 HOST_S = 2.0
 LIMITS = Limits(replay_tokens=1024, replay_s=12.0, measure_s=12.0)
-NUM_ROUNDS = 9
+NUM_ROUNDS = 5
 
 
 def tune_bundle(

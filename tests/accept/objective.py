@@ -62,7 +62,7 @@ class Bench:
     def table(self, seconds: float) -> Measured:
         contexts = [c for c in spread_contexts(self.graphs.max_model_len) if c <= 512]
         passes = [one for one in verifier_passes(self.graphs, self.rows) if one.kind == "verify"]
-        return time_passes(passes, contexts, 15, budget_s=seconds)
+        return time_passes(passes, contexts, 8, budget_s=seconds)
 
     def engine(
         self,

@@ -94,16 +94,18 @@ class Clocked:
 def test_passes_take_turns_and_slow_kinds_fewer() -> None:
     often, seldom = Clocked(), Clocked()
     found = time_passes(
-        [TimedPass("verify", 1, often), TimedPass("prefill", 64, seldom, every=3)], [3, 9], 6
+        [TimedPass("verify", 1, often), TimedPass("prefill", 64, seldom, 3, 0)], [3, 9], 6
     )
     assert found.is_complete
     assert [(t.kind, t.rows, t.context) for t in found.timings] == [
         ("verify", 1, 3), ("verify", 1, 9), ("prefill", 64, 3), ("prefill", 64, 9),
     ]  # fmt: skip
-    # One warm-up, six rounds; every third of them; repeats of points that disagree are more.
-    assert len(often.calls) >= 2 * 7
-    assert len(seldom.calls) >= 2 * 3
-    assert often.calls[:4] == [3, 9, 3, 9]
+    # One warm-up, then three calls in each of six rounds; one in every third of them. Points that
+    # disagree with themselves are called more often.
+    assert len(often.calls) >= 2 * (1 + 3 * 6)
+    assert len(seldom.calls) >= 2 * (1 + 2)
+    assert often.calls[:8] == [3, 9, 3, 3, 3, 9, 9, 9]
+    assert seldom.calls[:4] == [3, 9, 3, 9]
     assert all(t.median_s > 0 and t.spread_s >= 0 for t in found.timings)
 
 
@@ -111,6 +113,6 @@ def test_a_budget_ends_the_measuring_once_every_point_has_a_call() -> None:
     often = Clocked()
     found = time_passes([TimedPass("verify", 1, often)], [3, 7], 50, budget_s=0.0)
     assert not found.is_complete
-    # A warm-up and a call each.
-    assert often.calls == [3, 7, 3, 7]
-    assert [t.spread_s for t in found.timings] == [0.0, 0.0]
+    # A warm-up, and one round.
+    assert often.calls == [3, 7, 3, 3, 3, 7, 7, 7]
+    assert len(found.timings) == 2

@@ -22,7 +22,7 @@ from yggrt.measure import profile_warnings, spread_contexts, time_passes, verifi
 from yggrt.measure_host import measure_flops, measure_read_bandwidth
 from yggrt.target import host_target
 
-NUM_ROUNDS = 9
+NUM_ROUNDS = 5
 BUDGET_S = 60.0
 PROFILE_FORMAT = 1
 

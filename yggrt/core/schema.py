@@ -181,7 +181,7 @@ class LatencyJump(Record, frozen=True):
 class ProfileNotes(Record, frozen=True):
     """How the latency table was measured. `busy_share`: share of the processors that other
     processes took meanwhile, None where it was not measured; `warmup_s`: the first call of every
-    graph together; `num_rounds`: calls of each, more where the spread was large.
+    graph together; `num_rounds`: rounds of calls, more where the spread was large.
     """
 
     busy_share: float | None = None
