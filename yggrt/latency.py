@@ -14,7 +14,7 @@ from yggrt.core.curve import Jump, jumps, monotone_grid
 from yggrt.core.errors import BundleError
 from yggrt.core.schema import GraphSpec, LatencyPoint
 
-GraphKind: TypeAlias = Literal["verify", "prefill", "draft"]
+GraphKind: TypeAlias = Literal["verify", "prefill", "draft", "draft_prefill"]
 
 Axis: TypeAlias = Literal["rows", "context"]
 
@@ -78,13 +78,18 @@ class LatencyTable:
     def __call__(self, rows: int, context: int) -> float:
         return self._verify(rows, context)
 
-    def draft(self, width: int, depth: int, context: int) -> float:
-        """Seconds of drafting `depth` steps of `width` nodes: the head's pass of one row, then a
-        pass of `width` rows for each further step. 0 without draft graphs."""
+    def draft_step(self, num_nodes: int, context: int) -> float:
+        """Seconds of the growth step that runs `num_nodes` nodes, in the narrowest draft graph
+        that holds them; more nodes than the widest holds run in several calls. 0 without draft
+        graphs."""
         surface = self.surfaces.get("draft")
-        if surface is None or depth < 1:
+        if surface is None:
             return 0.0
-        return surface(1, context) + (depth - 1) * surface(width, context)
+        calls, rest = divmod(num_nodes, surface.rows[-1])
+        seconds = calls * surface(surface.rows[-1], context)
+        if rest:
+            seconds += surface(min(rows for rows in surface.rows if rows >= rest), context)
+        return seconds
 
 
 def _surface(table: dict[int, dict[int, float]]) -> Surface:

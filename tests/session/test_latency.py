@@ -52,12 +52,13 @@ def test_a_point_that_was_not_measured_is_read_off_its_row() -> None:
     assert table(5, 288) == pytest.approx(9.0)
 
 
-def test_drafting_is_a_head_and_equal_steps() -> None:
+def test_a_growth_step_runs_in_the_narrowest_graph_or_in_several_calls() -> None:
     table = LatencyTable(
         [*GRID, point("draft_1", 1, 64, 0.5), point("draft_4", 4, 64, 0.7)], KINDS
     )
-    assert [table.draft(4, depth, 64) for depth in (0, 1, 3)] == [0.0, 0.5, pytest.approx(1.9)]
-    assert LatencyTable(GRID, KINDS).draft(4, 3, 64) == 0.0
+    steps = [table.draft_step(num, 64) for num in (0, 1, 2, 4, 5, 11)]
+    assert steps == pytest.approx([0.0, 0.5, 0.7, 0.7, 1.2, 2.1])
+    assert LatencyTable(GRID, KINDS).draft_step(3, 64) == 0.0
 
 
 def test_an_empty_table_is_refused() -> None:
