@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,10 @@ from yggrt.terminal import (
     reports_errors,
     warn,
 )
+
+if TYPE_CHECKING:
+    from yggc.config import BuildConfig
+    from yggc.report import Reporter
 
 app = typer.Typer(
     name="yggc",
@@ -95,6 +99,16 @@ WorkDirectory = Annotated[
 ]
 Graphs = Annotated[str | None, typer.Option(help="static or dynamic row counts.")]
 Tree = Annotated[str | None, typer.Option(help="Tree spec, or auto: searched.", metavar="SPEC")]
+Objective = Annotated[
+    str | None,
+    typer.Option(help="What a pass's choice of rows maximises: ratio or lagrangian."),
+]
+SavedProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", help="Times measured by `yggc profile` (default: measure).", metavar="FILE"
+    ),
+]
 CalibrationTokens = Annotated[
     int | None, typer.Option(help="Tokens decoded per calibration prompt.", min=1)
 ]
@@ -150,6 +164,8 @@ def build(
     work_dir: WorkDirectory = None,
     graphs: Graphs = None,
     tree: Tree = None,
+    objective: Objective = None,
+    profile: SavedProfile = None,
     calibration: Calibration = None,
     calibration_tokens: CalibrationTokens = None,
     stop_after: StopAfter = None,
@@ -158,11 +174,7 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
-    import msgspec
-
-    from yggc.config import load_config
-    from yggc.report import Reporter, print_result
-    from yggc.targets import resolve_target
+    from yggc.report import print_result
 
     flags = {
         "target": target,
@@ -180,16 +192,12 @@ def build(
         "work_dir": work_dir,
         "graphs": graphs,
         "tree": tree,
+        "objective": objective,
+        "profile": profile,
         "calibration": calibration,
         "calibration_tokens": calibration_tokens,
     }
-    config, notes = load_config(recipe, flags)
-    chosen, target_notes = resolve_target(config.target, dry_run=dry_run)
-    config = msgspec.structs.replace(config, target=chosen)
-    reporter = Reporter(quiet=as_json)
-    for line in (*target_notes, *notes):
-        reporter.say(line)
-    _quiet_libraries(as_json)
+    config, reporter = _prepare(recipe, flags, as_json, dry_run)
     if dry_run:
         _dry_run(config, as_json)
         return
@@ -202,6 +210,87 @@ def build(
 
         result = run_pipeline(config, reporter, stop_after=stop_after)
     print_result(result, as_json)
+
+
+@app.command(name="profile")
+@reports_errors
+def profile_command(
+    recipe: Recipe = None,
+    target: Target = None,
+    verifier: Verifier = None,
+    verifier_sha256: Sha256 = None,
+    drafter: Drafter = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The profile to write.", metavar="JSON")
+    ] = None,
+    dtype: Dtype = None,
+    quant: Quant = None,
+    activations: Activations = None,
+    kv_dtype: KvDtype = None,
+    max_model_len: MaxModelLen = None,
+    threads: Threads = None,
+    jobs: Jobs = None,
+    work_dir: WorkDirectory = None,
+    graphs: Graphs = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measures the graphs of a build on this machine; `yggc build --profile` takes the file."""
+    from yggc.errors import RecipeError
+
+    if output is None:
+        raise RecipeError("no file for the profile", "give -o cpu.json")
+    flags = {
+        "target": target,
+        "verifier": verifier,
+        "verifier_sha256": verifier_sha256,
+        "drafter": drafter,
+        # A build wants to know its bundle; a profile has none.
+        "output": str(output),
+        "dtype": dtype,
+        "quant": quant,
+        "activations": activations,
+        "kv_dtype": kv_dtype,
+        "max_model_len": max_model_len,
+        "threads": threads,
+        "jobs": jobs,
+        "work_dir": work_dir,
+        "graphs": graphs,
+        "profile": "",
+    }
+    config, reporter = _prepare(recipe, flags, as_json, dry_run=False)
+
+    from yggc.preflight import preflight
+
+    preflight(config)
+    with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
+        from yggc.pipeline import profile_build
+        from yggc.report import print_profile
+        from yggc.stages.profile import write_profile
+
+        found, measured = profile_build(config, reporter)
+        write_profile(output, found, measured)
+    print_profile(str(output), found.digest, measured, as_json)
+
+
+def _prepare(
+    recipe: Path | None, flags: dict[str, Any], as_json: bool, dry_run: bool
+) -> tuple[BuildConfig, Reporter]:
+    """The resolved configuration, and a reporter that has said what each "auto" became."""
+    import msgspec
+
+    from yggc.config import load_config
+    from yggc.report import Reporter
+    from yggc.targets import resolve_target
+
+    config, notes = load_config(recipe, flags)
+    chosen, target_notes = resolve_target(config.target, dry_run=dry_run)
+    config = msgspec.structs.replace(config, target=chosen)
+    reporter = Reporter(quiet=as_json)
+    for line in (*target_notes, *notes):
+        reporter.say(line)
+    _quiet_libraries(as_json)
+    return config, reporter
 
 
 @app.command()

@@ -35,7 +35,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     per prompt. `tree` is a tree spec or "auto" (searched). `max_model_len` 0 stands for auto until
     the model is known. `quant` is the format of matrices: none (`dtype`), int8 or int4 (rounded to
     nearest), keep (as a GGUF file stores them); `activations` what quantised ones multiply;
-    `kv_dtype` what keys and values are cached in.
+    `kv_dtype` what keys and values are cached in. `objective` is what a pass's choice of rows
+    maximises. `profile` is a file of `yggc profile` to take times from, "" measures them.
     """
 
     name: str
@@ -57,6 +58,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     graphs: Literal["static", "dynamic"] = "static"
     max_depth: int = 8
     tree: str = "auto"
+    objective: Literal["ratio", "lagrangian"] = "ratio"
+    profile: str = ""
     calibration: str = "shipped"
     calibration_tokens: int = 64
 
@@ -150,7 +153,9 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {
-            key: value for key, value in plain.items() if key not in ("output", "work_dir", "jobs")
+            key: value
+            for key, value in plain.items()
+            if key not in ("output", "work_dir", "jobs", "profile")
         }
 
 
@@ -206,7 +211,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
             'a recipe has lines like name = "value"; artifacts/recipes has examples',
         ) from error
     # Written beside the recipe, so looked for there whatever the current directory.
-    for key in ("verifier", "calibration"):
+    for key in ("verifier", "calibration", "profile"):
         value = values.get(key)
         if isinstance(value, str) and value.startswith(("./", "../")):
             values[key] = str((path.parent / value).resolve())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -82,6 +83,15 @@ Prompts = Annotated[
         metavar="FILE",
     ),
 ]
+
+
+class ObjectiveForm(StrEnum):
+    """The forms of `yggrt.core.objective`, as a command line takes them."""
+
+    ratio = "ratio"
+    lagrangian = "lagrangian"
+
+
 Limit = Annotated[int | None, typer.Option(help="The first so many prompts of each file.", min=1)]
 
 
@@ -380,6 +390,84 @@ def bench(
     if report["interrupted"]:
         note(f"interrupted after {report['num_prompts']} of {len(chosen)} prompts")
         raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@reports_errors
+def tune(
+    file: File,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The bundle to write.", metavar="NEW.ygg")
+    ] = None,
+    threads: Threads = None,
+    mapped: Mapped = False,
+    tree: Tree = None,
+    objective: Annotated[
+        ObjectiveForm | None,
+        typer.Option(help="What a pass's choice of rows maximises (default: as built)."),
+    ] = None,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Times a bundle on this machine and chooses its tree again; weights and code stay."""
+    if output is None:
+        raise RequestError("no file for the tuned bundle", "give -o NEW.ygg")
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.measure import profile_warnings
+    from yggrt.tune import describe_tuning, tune_bundle, tuning_lines
+
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, cache=cache) as bundle:
+        before = bundle.manifest
+        tuned = tune_bundle(
+            bundle,
+            cache,
+            output,
+            num_threads=threads,
+            mapped=mapped,
+            tree=tree,
+            objective=objective.value if objective else None,
+            on_note=warn,
+            progress=progress,
+        )
+    for line in profile_warnings(tuned.profile):
+        warn(line)
+    found = describe_tuning(before, tuned)
+    if as_json:
+        print(json.dumps({"bundle": str(output), **found}))
+        return
+    for line in tuning_lines(found):
+        print(line)
+
+
+@app.command()
+@reports_errors
+def doctor(
+    file: File,
+    threads: Threads = None,
+    mapped: Mapped = False,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Measures whether a bundle's times and acceptance hold here; exit 1 says tune it again."""
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.doctor import examine
+
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, cache=cache) as bundle:
+        report = examine(
+            bundle, cache, num_threads=threads, mapped=mapped, on_note=warn, progress=progress
+        )
+    if as_json:
+        print(json.dumps({"bundle": str(file), **report.to_json()}))
+    else:
+        for line in report.lines():
+            print(line)
+    report.check()
 
 
 @cache_app.command()

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
-from yggrt.core.objective import choose_num_rows
+from yggrt.core.objective import RATIO, Objective, choose_num_rows
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import format_tree_spec
@@ -27,6 +27,8 @@ Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 # Turns a pass into the choice of the verifier's token after each row.
 Sampler: TypeAlias = Callable[[PassOutput], Choose]
+# Latencies are asked for once per so many tokens of context, over which they hardly change.
+CONTEXT_BLOCK = 64
 
 
 class StepResult(NamedTuple):
@@ -82,8 +84,9 @@ class EngineStats:
 class Engine:
     """Decodes one sequence at a time on one cache.
 
-    `latency` gives the seconds of a verify pass for each of the graphs' row counts, `rest_s` the
-    host's own seconds per pass.
+    `latency` gives the seconds of a verify pass by row count, one of the graphs', and length of
+    the context; `rest_s` is the time of a pass beside it, drafting included. `objective` says what
+    the choice of rows maximises.
     Raises RequestError if the graphs cannot hold the spec's verify rows.
     """
 
@@ -93,9 +96,10 @@ class Engine:
         cache: KvCache,
         drafter: Drafter,
         spec: TreeSpec,
-        latency: Callable[[int], float],
+        latency: Callable[[int, int], float],
         rest_s: float,
         gate: Gate,
+        objective: Objective = RATIO,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -108,14 +112,18 @@ class Engine:
         self._spec, self._grow = spec, policy_for(spec)
         self._gate = gate
         self._sampler: Sampler = greedy
-        self._rest_s = rest_s
+        self._latency, self._rest_s, self._objective = latency, rest_s, objective
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
             rows: min(count for count in graphs.row_counts if count >= rows)
             for rows in range(1, spec.verify + 1)
         }
-        self._seconds = {rows: latency(bucket) for rows, bucket in buckets.items()}
-        self._row_choices = sorted({*buckets.values(), spec.verify} & buckets.keys())
+        self._row_choices = {
+            rows: buckets[rows]
+            for rows in sorted({*buckets.values(), spec.verify} & buckets.keys())
+        }
+        self._seconds: dict[int, float] = {}
+        self._block = -1
         self._ids: list[int] = []
         self._length = 0
         self.stats = EngineStats()
@@ -199,10 +207,22 @@ class Engine:
         tree = clip_depth(self._grow(root, self._spec, self._drafter), self.room - 1)
         trust = self._gate.trust
         values = sorted((trust * score for score in tree.scores[1:]), reverse=True)
+        seconds = self._seconds_here()
         num_rows = choose_num_rows(
-            values, self._row_choices, self._seconds.__getitem__, self._rest_s
+            values, self._row_choices, seconds.__getitem__, self._rest_s, self._objective
         )
         return prune(tree, num_rows)
+
+    def _seconds_here(self) -> dict[int, float]:
+        """Seconds of a verify pass by the row counts to choose from, at this context."""
+        block = self._length // CONTEXT_BLOCK
+        if block != self._block:
+            context = block * CONTEXT_BLOCK + CONTEXT_BLOCK // 2
+            self._block = block
+            self._seconds = {
+                rows: self._latency(bucket, context) for rows, bucket in self._row_choices.items()
+            }
+        return self._seconds
 
     def _commit(self, accepted: Accepted) -> None:
         # A chain's rows already lie where they belong.

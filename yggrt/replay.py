@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import KvCache, PassOutput
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import Replay
@@ -66,25 +67,33 @@ def replay(
     spec: TreeSpec,
     recordings: Iterable[Recording],
     row_counts: tuple[int, ...],
-    latency: Callable[[int], float],
+    latency: Callable[[int, int], float],
     rest_s: float,
     gate: Gate,
+    objective: Objective = RATIO,
 ) -> Replay:
-    """What `spec` does over recordings; outputs of less than two tokens need no pass."""
+    """What `spec` does over recordings; outputs of less than two tokens need no pass.
+
+    Drafting and accepting are the engine's own code, so the time they take here is what they take
+    in a pass.
+    """
     num_tokens = 0
-    passes_by_rows: Counter[int] = Counter()
+    host_s = 0.0
+    passes: Counter[tuple[int, int]] = Counter()
     for prompt_ids, output_ids in recordings:
         if len(output_ids) < 2:
             continue
         graphs = RecordedGraphs([*prompt_ids, *output_ids], row_counts)
-        engine = Engine(graphs, graphs.new_cache(), drafter, spec, latency, rest_s, gate)
+        engine = Engine(graphs, graphs, drafter, spec, latency, rest_s, gate, objective=objective)
         engine.start(prompt_ids)
         while engine.room:
-            engine.step()
+            context = len(engine.ids) - 1
+            rows = engine.step().num_rows
+            passes[min(count for count in row_counts if count >= rows), context] += 1
         num_tokens += engine.stats.num_tokens
-        for rows, num in engine.stats.rows_histogram.items():
-            passes_by_rows[min(count for count in row_counts if count >= rows)] += num
-    return Replay(format_tree_spec(spec), num_tokens, passes_by_rows)
+        stages = engine.stats.stage_s
+        host_s += stages["draft"] + stages["accept"]
+    return Replay(format_tree_spec(spec), num_tokens, passes, host_s)
 
 
 def _answer(ids: list[int]) -> PassOutput:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Unpack
 
 from yggrt.core.errors import RequestError
+from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import format_tree_spec
@@ -66,14 +67,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of besides its tree. `latency`: seconds of a verify pass by its row
-    count.
-    """
+    """What an engine is made of besides its tree: see Engine."""
 
     graphs: Graphs
     drafter: Drafter
-    latency: Callable[[int], float]
+    latency: Callable[[int, int], float]
     rest_s: float
+    objective: Objective = RATIO
 
 
 class Session:
@@ -263,9 +263,16 @@ class Session:
             gate: Gate = RunningGate() if gated else OpenGate()
             # Without a gate all rows cost the same, so every drafted node that has a row is
             # verified.
-            latency = parts.latency if gated else lambda num_rows: 1.0
+            latency = parts.latency if gated else lambda rows, context: 1.0
             self._engine = Engine(
-                parts.graphs, self._cache, parts.drafter, spec, latency, parts.rest_s, gate
+                parts.graphs,
+                self._cache,
+                parts.drafter,
+                spec,
+                latency,
+                parts.rest_s,
+                gate,
+                objective=parts.objective if gated else RATIO,
             )
             self._engine_key = (spec, gated)
         return self._engine

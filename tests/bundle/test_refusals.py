@@ -92,8 +92,8 @@ CASES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "backslash": (lambda data: broken.listed_as(data, "bench.jsonl", "..\\b.jsonl"), "backslash"),
     "newer_format": (
-        replace_manifest(format_version=3),
-        "format version is 3, this runtime reads 1 and 2",
+        replace_manifest(format_version=4),
+        "format version is 4, this runtime reads 1 and 2 and 3",
     ),
     "no_format": (
         lambda data: broken.pack({**broken.contents(data), "manifest.json": b"{}"}),

@@ -30,7 +30,7 @@ def make(
     may be."""
     spec = parse_tree_spec(tree)
     cache = graphs.new_cache()
-    return Engine(graphs, cache, drafter, spec, lambda rows: 1.0, 0.0, gate or OpenGate())
+    return Engine(graphs, cache, drafter, spec, lambda rows, context: 1.0, 0.0, gate or OpenGate())
 
 
 def decode(engine: Engine, ids: list[int], *, reuse: bool = False) -> list[int]:
@@ -167,7 +167,15 @@ def test_rows_are_chosen_by_tokens_per_second():
     spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
     steep = {1: 1.0, 4: 1.1, 8: 5.0, 16: 9.0}
     drafter = OracleDrafter(edge=lambda num: 0.6 if num == 1 else 1 / num)
-    engine = Engine(graphs, graphs.new_cache(), drafter, spec, steep.__getitem__, 0.0, OpenGate())
+    engine = Engine(
+        graphs,
+        graphs.new_cache(),
+        drafter,
+        spec,
+        lambda rows, context: steep[rows],
+        0.0,
+        OpenGate(),
+    )
     decode(engine, [1, 2, 3])
     assert set(engine.stats.rows_histogram) <= {1, 2, 3, 4}
 
@@ -177,7 +185,13 @@ def test_a_useless_drafter_costs_little():
     seconds = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}
     spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
     engine = Engine(
-        graphs, graphs.new_cache(), UselessDrafter(), spec, seconds.__getitem__, 0.0, RunningGate()
+        graphs,
+        graphs.new_cache(),
+        UselessDrafter(),
+        spec,
+        lambda rows, context: seconds[rows],
+        0.0,
+        RunningGate(),
     )
     engine.start([1, 2, 3])
     while engine.room:

@@ -1,15 +1,14 @@
 """search: which tree to draft and which graphs to ship, from measured times and measured
 acceptance.
 
-The verifier answers the calibration prompts once; every candidate tree is then replayed over the
-recorded ids.
+The verifier answers the calibration prompts once; `yggrt.scheduling` replays every candidate tree
+over the recorded ids and measures the best few.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,16 @@ from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
-from yggrt.core.schema import Candidate, Record, Schedule
-from yggrt.core.schema import NgramDrafter as NgramParameters
-from yggrt.core.search import Replay, choose_buckets, combine, search_schedule
+from yggrt.core.schema import Record, Schedule
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.calibrate import calibrate_ngram, held_out
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
-from yggrt.engine import Engine
-from yggrt.gate import OpenGate, RunningGate
-from yggrt.graphs import AotGraphs
-from yggrt.latency import verify_latency
+from yggrt.latency import LatencyTable
 from yggrt.prompts import read_prompts
-from yggrt.replay import replay
+from yggrt.scheduling import Limits, find_schedule, measured_costs, record_answers
 from yggrt.text import Text
 
 SHIPPED = "calibration.jsonl"
-WIDTHS = (1, 2, 4, 8)
-DEPTHS = (2, 4, 6, 8)
 NUM_RANDOM_IDS = 32
 
 
@@ -58,7 +50,7 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profil
     config = context.config
     prompts = read_prompts(_prompt_file(context))
     digest = hashlib.sha256(repr(prompts).encode()).hexdigest()
-    return [loaded, profile, digest, config.tree, config.calibration_tokens]
+    return [loaded, profile, digest, config.tree, config.calibration_tokens, config.objective]
 
 
 def run(
@@ -67,95 +59,32 @@ def run(
     config = context.config
     bound = bind_graphs(context, loaded, adapted)
     torch.set_num_threads(config.threads)
-    latency = verify_latency(
-        profile.latency, [spec.name for spec in bound.specs if spec.kind == "verify"]
-    )
     prompts = calibration_ids(context, loaded, adapted)
-    recordings, rest_s = _record(context, bound.graphs, prompts, set(adapted.model.eos_ids))
-    drafter = calibrate_ngram(recordings)
-    replays = _replay_trees(context, bound.graphs, drafter, recordings, latency, rest_s)
-    candidates = search_schedule(replays, latency, rest_s)
-    tree = candidates[0].tree if config.tree == "auto" else config.tree
-    schedule = Schedule(
-        tree=tree,
-        drafter=drafter,
-        rest_s=rest_s,
-        buckets=next((choose_buckets(r) for r in replays if r.tree == tree), (1,)),
-        candidates=_shortlist(candidates),
-    )
-    return Searched(schedule=schedule, num_tokens=sum(len(output) for _, output in recordings))
-
-
-def _record(
-    context: Context, graphs: AotGraphs, prompts: list[list[int]], eos_ids: set[int]
-) -> tuple[list[tuple[list[int], list[int]]], float]:
-    """(prompt, output) ids, and the host's seconds per pass.
-
-    Decodes with a tree, which is faster and emits plain decoding's ids.
-    """
-    largest = graphs.row_counts[-1]
-    tree = f"egt:width=4,depth=4,children=8,verify={largest}" if largest > 1 else "plain"
-    drafter = NgramDrafter(DEFAULT_PARAMETERS)
-    spec, cache = parse_tree_spec(tree), graphs.new_cache()
-    engine = Engine(graphs, cache, drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
-    recordings = []
-    host_s = num_passes = 0.0
+    eos_ids = set(adapted.model.eos_ids)
     with context.reporter.stage("calibrate", total=len(prompts)) as progress:
-        for prompt in prompts:
-            output = decode(engine, prompt, context.config.calibration_tokens, eos_ids)
-            recordings.append((prompt, output))
-            stages = engine.stats.stage_s
-            host_s += stages["draft"] + stages["accept"] + stages["commit"]
-            num_passes += engine.stats.num_passes
-            progress.advance(1)
-    return recordings, host_s / num_passes if num_passes else 0.0
-
-
-def _replay_trees(
-    context: Context,
-    graphs: AotGraphs,
-    parameters: NgramParameters,
-    recordings: list[tuple[list[int], list[int]]],
-    latency: Callable[[int], float],
-    rest_s: float,
-) -> list[Replay]:
-    """Every candidate tree over the recordings, drafted without knowledge of their own outputs."""
-    config = context.config
-    trees = _candidate_trees(config.buckets) if config.tree == "auto" else [config.tree]
-    specs = [spec for spec in map(parse_tree_spec, trees) if spec.policy != "plain"]
-    folds = held_out(parameters, recordings)
-    replays = []
-    with context.reporter.stage("search trees", total=len(specs)) as progress:
-        for spec in specs:
-            replays.append(
-                combine(
-                    replay(one, spec, fold, graphs.row_counts, latency, rest_s, RunningGate())
-                    for one, fold in folds
-                )
-            )
-            progress.advance(1)
-    return replays
-
-
-def _shortlist(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """The best five and plain decoding."""
-    return tuple(c for i, c in enumerate(candidates) if i < 5 or c.tree == "plain")
-
-
-def _candidate_trees(buckets: tuple[int, ...]) -> list[str]:
-    """Equal-growth trees of every width and depth, each at every bucket that it can fill beyond
-    the next smaller.
-    """
-    trees = []
-    for width in WIDTHS:
-        for depth in DEPTHS:
-            rows = 1 + width * depth
-            useful = [b for i, b in enumerate(buckets) if b > 1 and buckets[i - 1] < rows]
-            trees += [
-                f"egt:width={width},depth={depth},children={2 * width},verify={min(b, rows)}"
-                for b in useful
-            ]
-    return list(dict.fromkeys(trees))
+        recordings, run = record_answers(
+            bound.graphs,
+            NgramDrafter(DEFAULT_PARAMETERS),
+            prompts,
+            config.calibration_tokens,
+            eos_ids,
+            on_answer=progress.advance,
+        )
+    drafter = calibrate_ngram(recordings)
+    with context.reporter.stage("search trees") as progress:
+        schedule = find_schedule(
+            bound.graphs,
+            held_out(drafter, recordings),
+            measured_costs(LatencyTable.of(profile.latency, bound.specs), run),
+            drafter,
+            buckets=config.buckets,
+            trees=None if config.tree == "auto" else [parse_tree_spec(config.tree)],
+            form=config.objective,
+            eos_ids=eos_ids,
+            limits=Limits(),
+            progress=lambda text: progress.advance(1, text),
+        )
+    return Searched(schedule=schedule, num_tokens=sum(len(output) for _, output in recordings))
 
 
 def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[list[int]]:
@@ -175,13 +104,3 @@ def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> 
             for _ in prompts
         ]
     return [one[: max(room, 1)] for one in ids if one]
-
-
-def decode(engine: Engine, prompt: list[int], max_tokens: int, eos_ids: set[int]) -> list[int]:
-    output = [engine.start(prompt)]
-    while len(output) < max_tokens and engine.room and output[-1] not in eos_ids:
-        for token in engine.step().tokens:
-            output.append(token)
-            if token in eos_ids or len(output) == max_tokens:
-                break
-    return output
