@@ -175,6 +175,7 @@ def main() -> int:
     parser.add_argument("bundle", nargs="?", help="a .ygg, or tiny or smol, which are built")
     parser.add_argument("--num-prompts", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, help="the same tokens with any number")
     parser.add_argument("--rotate", action="store_true", help="one tree per case, in turn")
     parser.add_argument("--law", action="store_true")
     parser.add_argument("--cost", action="store_true")
@@ -186,7 +187,8 @@ def main() -> int:
     if options.bundle is None:
         parser.error("give a bundle, or --law")
     known = {"tiny": lambda: bundles.tiny("static"), "smol": bundles.smol}
-    session = load(known.get(options.bundle, lambda: Path(options.bundle))())
+    path = known.get(options.bundle, lambda: Path(options.bundle))()
+    session = load(path, num_threads=options.threads)
     if options.cost:
         print(json.dumps(cost(session, options.num_prompts, options.max_tokens)))
         return 0

@@ -31,7 +31,7 @@ PROMPTS = ([301], list(range(20, 50)))
 
 @pytest.fixture(scope="module")
 def session(tiny_bundle: Path) -> Session:
-    return load(tiny_bundle)
+    return load(tiny_bundle, num_threads=1)
 
 
 def full_tree_ids(
