@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from ygg_kernels.formats import FORMATS
 
-
 _LIST = "const AtenTensorHandle*, int64_t"
 _INTS = "const int64_t*, int64_t"
 # Parameters of the C functions by which compiled graphs call an operator (see cpu/ops.cpp).

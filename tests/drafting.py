@@ -70,7 +70,9 @@ def full_tree_ids(session: Session, tree: str, prompt: list[int], plain: list[in
     graphs: Any = session.graphs
     drafter = RecordedDrafter(prompt, plain, graphs.model.vocab_size)
     spec = parse_tree_spec(tree)
-    engine = Engine(graphs, graphs.new_cache(), drafter, spec, lambda rows: 1.0, 0.0, OpenGate())
+    engine = Engine(
+        graphs, graphs.new_cache(), drafter, spec, lambda rows, context: 1.0, 0.0, OpenGate()
+    )
     ids = [engine.start(prompt)]
     while len(ids) < len(plain):
         ids += engine.step().tokens

@@ -79,7 +79,7 @@ def make(
     tree: str = CHAIN,
 ) -> Session:
     return Session(
-        Parts(graphs, drafter, lambda num_rows: 1.0, 0.0),
+        Parts(graphs, drafter, lambda rows, context: 1.0, 0.0),
         text=text,
         eos_ids=eos_ids,
         vocab_size=vocab_size or graphs.vocab_size,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from yggrt.core.passes import PassOutput
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import UNLIMITED, Candidate, Noise
@@ -91,6 +93,25 @@ class ScriptedGraphs:
     def _output(self, rows: list[int]) -> PassOutput:
         nothing: Any = None
         return PassOutput([self.next_token(row) for row in rows], nothing, nothing, nothing)
+
+
+@dataclass
+class LogitGraphs(ScriptedGraphs):
+    """ScriptedGraphs with logits: random ones, seeded by the digest of the row."""
+
+    spread: float = 2.0
+
+    def logits(self, row: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(row)
+        return torch.randn(self.vocab_size, generator=generator) * self.spread
+
+    def next_token(self, row: int) -> int:
+        return int(self.logits(row).argmax())
+
+    def _output(self, rows: list[int]) -> PassOutput:
+        nothing: Any = None
+        logits = torch.stack([self.logits(row) for row in rows])
+        return PassOutput(logits.argmax(1).tolist(), logits, nothing, nothing)
 
 
 @dataclass

@@ -8,16 +8,30 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from yggrt import __version__
-from yggrt.terminal import INTERRUPTED, ReportingGroup, note, prepare_streams, reports_errors
+from yggrt.terminal import (
+    INTERRUPTED,
+    Interrupt,
+    ReportingGroup,
+    note,
+    prepare_streams,
+    progress,
+    reports_errors,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from yggc.config import BuildConfig
+    from yggc.report import Reporter
 
 app = typer.Typer(
     name="yggc",
@@ -109,6 +123,16 @@ WorkDirectory = Annotated[
 ]
 Graphs = Annotated[str | None, typer.Option(help="static or dynamic row counts.")]
 Tree = Annotated[str | None, typer.Option(help="Tree spec, or auto: searched.", metavar="SPEC")]
+Objective = Annotated[
+    str | None,
+    typer.Option(help="What a pass's choice of rows maximises: ratio or lagrangian."),
+]
+SavedProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", help="Times measured by `yggc profile` (default: measure).", metavar="FILE"
+    ),
+]
 CalibrationTokens = Annotated[
     int | None, typer.Option(help="Tokens decoded per calibration prompt.", min=1)
 ]
@@ -168,6 +192,8 @@ def build(
     work_dir: WorkDirectory = None,
     graphs: Graphs = None,
     tree: Tree = None,
+    objective: Objective = None,
+    profile: SavedProfile = None,
     calibration: Calibration = None,
     calibration_tokens: CalibrationTokens = None,
     stop_after: StopAfter = None,
@@ -176,11 +202,7 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
-    import msgspec
-
-    from yggc.config import load_config
-    from yggc.report import Reporter, print_result
-    from yggc.targets import resolve_target
+    from yggc.report import print_result
 
     flags = {
         "target": target,
@@ -202,16 +224,12 @@ def build(
         "work_dir": work_dir,
         "graphs": graphs,
         "tree": tree,
+        "objective": objective,
+        "profile": profile,
         "calibration": calibration,
         "calibration_tokens": calibration_tokens,
     }
-    config, notes = load_config(recipe, flags)
-    chosen, target_notes = resolve_target(config.target, dry_run=dry_run)
-    config = msgspec.structs.replace(config, target=chosen)
-    reporter = Reporter(quiet=as_json)
-    for line in (*target_notes, *notes):
-        reporter.say(line)
-    _quiet_libraries(as_json)
+    config, reporter = _prepare(recipe, flags, as_json, dry_run)
     if dry_run:
         _dry_run(config, as_json)
         return
@@ -224,6 +242,87 @@ def build(
 
         result = run_pipeline(config, reporter, stop_after=stop_after)
     print_result(result, as_json)
+
+
+@app.command(name="profile")
+@reports_errors
+def profile_command(
+    recipe: Recipe = None,
+    target: Target = None,
+    verifier: Verifier = None,
+    verifier_sha256: Sha256 = None,
+    drafter: Drafter = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The profile to write.", metavar="JSON")
+    ] = None,
+    dtype: Dtype = None,
+    quant: Quant = None,
+    activations: Activations = None,
+    kv_dtype: KvDtype = None,
+    max_model_len: MaxModelLen = None,
+    threads: Threads = None,
+    jobs: Jobs = None,
+    work_dir: WorkDirectory = None,
+    graphs: Graphs = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measures the graphs of a build on this machine; `yggc build --profile` takes the file."""
+    from yggc.errors import RecipeError
+
+    if output is None:
+        raise RecipeError("no file for the profile", "give -o cpu.json")
+    flags = {
+        "target": target,
+        "verifier": verifier,
+        "verifier_sha256": verifier_sha256,
+        "drafter": drafter,
+        # A build wants to know its bundle; a profile has none.
+        "output": str(output),
+        "dtype": dtype,
+        "quant": quant,
+        "activations": activations,
+        "kv_dtype": kv_dtype,
+        "max_model_len": max_model_len,
+        "threads": threads,
+        "jobs": jobs,
+        "work_dir": work_dir,
+        "graphs": graphs,
+        "profile": "",
+    }
+    config, reporter = _prepare(recipe, flags, as_json, dry_run=False)
+
+    from yggc.preflight import preflight
+
+    preflight(config)
+    with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
+        from yggc.pipeline import profile_build
+        from yggc.report import print_profile
+        from yggc.stages.profile import write_profile
+
+        found, measured = profile_build(config, reporter)
+        write_profile(output, found, measured)
+    print_profile(str(output), found.digest, measured, as_json)
+
+
+def _prepare(
+    recipe: Path | None, flags: dict[str, Any], as_json: bool, dry_run: bool
+) -> tuple[BuildConfig, Reporter]:
+    """The resolved configuration, and a reporter that has said what each "auto" became."""
+    import msgspec
+
+    from yggc.config import load_config
+    from yggc.report import Reporter
+    from yggc.targets import resolve_target
+
+    config, notes = load_config(recipe, flags)
+    chosen, target_notes = resolve_target(config.target, dry_run=dry_run)
+    config = msgspec.structs.replace(config, target=chosen)
+    reporter = Reporter(quiet=as_json)
+    for line in (*target_notes, *notes):
+        reporter.say(line)
+    _quiet_libraries(as_json)
+    return config, reporter
 
 
 @app.command()
@@ -303,6 +402,100 @@ def _numbers(flag: str, text: str | None) -> list[int] | None:
             f"as in {flag} 1,4",
         )
     return [int(part) for part in parts]
+
+
+@app.command()
+@reports_errors
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Bundles of one model.", metavar="FILE.ygg...")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(help="The model that they were built from (default: as recorded)."),
+    ] = None,
+    drafter_source: Annotated[
+        str | None, typer.Option(help="The drafter's model (default: as recorded).")
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON lines or text with one prompt a line (repeatable; default: the bundle's).",
+            metavar="FILE",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Prompts of each file.", min=1)] = 8,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=2)] = 64,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", "-t", help="Default: what the first bundle was tuned for.", min=1
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="transformers, llama.cpp or openvino (repeatable; default: all)."),
+    ] = None,
+    lookup: Annotated[
+        list[int] | None,
+        typer.Option(help="Tokens that prompt lookup guesses (repeatable; default: 2, 5).", min=1),
+    ] = None,
+    prefill: Annotated[
+        list[int] | None,
+        typer.Option(help="Also time the first token after so many (repeatable)."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.md")
+    ] = None,
+    work_dir: WorkDirectory = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Times bundles beside transformers, llama.cpp and OpenVINO on the same model and prompts."""
+    from yggc.compare.options import check_baselines, check_output
+    from yggc.host import default_work_dir
+    from yggc.workdir import WorkDir
+    from yggrt.busy import warning
+
+    baselines = check_baselines(baseline)
+    if output is not None:
+        check_output(output)
+    _quiet_libraries(as_json)
+
+    from yggc.compare.report import markdown
+    from yggc.compare.run import Request
+    from yggc.compare.run import compare as run_comparison
+
+    request = Request(
+        bundles=tuple(files),
+        source=source,
+        drafter_source=drafter_source,
+        prompts=tuple(prompts or ()),
+        limit=limit,
+        num_tokens=max_tokens,
+        num_threads=threads,
+        baselines=baselines,
+        lookups=tuple(lookup or (2, 5)),
+        prefills=tuple(prefill or ()),
+    )
+    work = WorkDir(Path(work_dir) if work_dir else default_work_dir())
+    with Interrupt() as interrupt:
+        report = run_comparison(
+            request, work, _say_nothing if as_json else progress, interrupt.requested
+        )
+    report["command"] = shlex.join(["yggc", *sys.argv[1:]])
+    page = markdown(report, report["command"])
+    if output is not None:
+        output.write_text(page)
+    if busy := warning(report["busy_share"]):
+        warn(busy)
+    print(json.dumps(report) if as_json else page)
+    if report["interrupted"]:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _say_nothing(text: str) -> None:
+    pass
 
 
 def _dry_run(config: object, as_json: bool) -> None:

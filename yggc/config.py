@@ -39,7 +39,9 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     `kv_dtype` what keys and values are cached in. `drafter` is "ngram", a model's source,
     "self:LAYERS" (the verifier's first layers under its final norm and head) or "self" (all of
     it); `drafter_quant` and `drafter_dtype` are to it what `quant` and `dtype` are to the
-    verifier, `drafter_widths` the nodes that one pass of it runs.
+    verifier, `drafter_widths` the nodes that one pass of it runs. `objective` is what a pass's
+    choice of rows maximises. `profile` is a file of `yggc profile` to take times from, ""
+    measures them.
     """
 
     name: str
@@ -65,6 +67,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     graphs: Literal["static", "dynamic"] = "static"
     max_depth: int = 8
     tree: str = "auto"
+    objective: Literal["ratio", "lagrangian"] = "ratio"
+    profile: str = ""
     calibration: str = "shipped"
     calibration_tokens: int = 64
 
@@ -232,7 +236,9 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {
-            key: value for key, value in plain.items() if key not in ("output", "work_dir", "jobs")
+            key: value
+            for key, value in plain.items()
+            if key not in ("output", "work_dir", "jobs", "profile")
         }
 
 
@@ -297,7 +303,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
             'a recipe has lines like name = "value"; artifacts/recipes has examples',
         ) from error
     # Written beside the recipe, so looked for there whatever the current directory.
-    for key in ("verifier", "drafter", "calibration"):
+    for key in ("verifier", "drafter", "calibration", "profile"):
         value = values.get(key)
         if isinstance(value, str) and value.startswith(("./", "../")):
             values[key] = str((path.parent / value).resolve())

@@ -16,6 +16,7 @@ from yggc.context import Context
 from yggc.errors import RecipeError
 from yggc.report import BuildResult, Reporter
 from yggc.stages import adapt, freeze, load, pack, profile, search
+from yggc.stages.profile import Fingerprint, Profile
 from yggc.workdir import WorkDir, hash_inputs
 from yggrt import __version__
 from yggrt.core.schema import Manifest, Record
@@ -79,6 +80,20 @@ def build(config: BuildConfig, reporter: Reporter, stop_after: str | None = None
     return _result(config, manifest, seconds, tuple(cached))
 
 
+def profile_build(config: BuildConfig, reporter: Reporter) -> tuple[Fingerprint, Profile]:
+    """Measures the graphs of a build anew, whatever an earlier build has kept, and says what the
+    profile is good for."""
+    work = WorkDir(Path(config.work_dir))
+    work.sweep()
+    context = Context(config, work, reporter)
+    records: list[Any] = []
+    for stage in STAGES[: STAGE_NAMES.index("profile")]:
+        records.append(_run_stage(stage, context, records)[0])
+    with reporter.stage("profile"):
+        measured = profile.run(context, work.root, *records)
+    return profile.fingerprint(context, *records), measured
+
+
 def _run_stage(stage: Stage, context: Context, records: list[Record]) -> tuple[Record, bool]:
     """The stage's record, and whether it was made now."""
     inputs = hash_inputs([__version__, stage.name, stage.key(context, *records)])
@@ -112,5 +127,8 @@ def _result(
         chosen["predicted mean acceptance length"] = best.mean_acceptance_length
         chosen["predicted ms/token"] = best.tpot_ms
         chosen["predicted speedup"] = best.speedup
+        if best.measured_tpot_ms is not None and best.measured_speedup is not None:
+            chosen["measured ms/token"] = best.measured_tpot_ms
+            chosen["measured speedup"] = best.measured_speedup
     sizes = {"weights": weights, "everything else": total - weights, "bundle": total}
     return BuildResult(config.name, output, sizes, seconds, cached, chosen)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,6 +27,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from yggc.stages.profile import Profile
 
 # Between two plain progress lines of one stage.
 LINE_INTERVAL_S = 10.0
@@ -186,3 +189,25 @@ def print_result(result: BuildResult, as_json: bool) -> None:
         console.print(f"{escape(key)}: {escape(shown)}", soft_wrap=True)
     if result.stopped_after:
         console.print(f"stopped after {result.stopped_after}, as asked")
+
+
+def print_profile(path: str, digest: str, profile: Profile, as_json: bool) -> None:
+    """The measured points as a table, or one line of JSON, on stdout."""
+    import msgspec
+
+    notes = profile.notes
+    if as_json:
+        plain = {"profile": path, "digest": digest, **msgspec.to_builtins(profile)}
+        sys.stdout.write(json.dumps(plain) + "\n")
+        return
+    console = Console(highlight=False)
+    table = Table("graph", "rows", "context", "median ms", "spread ms")
+    for point in profile.latency:
+        times = (f"{1e3 * seconds:.2f}" for seconds in (point.median_s, point.spread_s))
+        table.add_row(point.graph, str(point.rows), str(point.context), *times)
+    console.print(table)
+    console.print(
+        f"{escape(path)}: fingerprint {digest[:16]}, {notes.num_rounds} rounds, warm-up "
+        f"{notes.warmup_s:.2f} s, other processes {notes.busy_share or 0.0:.0%}",
+        soft_wrap=True,
+    )

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from yggrt.loading import load
+    from yggrt.sampling.params import SamplingParams
     from yggrt.session import Completion, Piece, Session
     from yggrt.stats import Stats
 
 __version__ = "0.1.0"
-__all__ = ["Completion", "Piece", "Session", "Stats", "__version__", "load"]
+__all__ = ["Completion", "Piece", "SamplingParams", "Session", "Stats", "__version__", "load"]
 
 _HOMES = {
     "load": "yggrt.loading",
     "Completion": "yggrt.session",
     "Piece": "yggrt.session",
+    "SamplingParams": "yggrt.sampling.params",
     "Session": "yggrt.session",
     "Stats": "yggrt.stats",
 }

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
@@ -137,6 +137,17 @@ class Bundle:
                 )
             self._storage = storage
         return view(self._storage, spec)
+
+    def weight_chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of a weight as they lie in the file, piece by piece."""
+        spec = self.manifest.weights[name]
+        at, end = spec.offset, spec.offset + spec.num_bytes
+        while at < end:
+            data = os.pread(self._file.fileno(), min(_CHUNK, end - at), at)
+            if not data:
+                raise BundleError(f"{self.path}: was cut short while it was being read", _DAMAGED)
+            yield data
+            at += len(data)
 
     def read_weights(self) -> None:
         """Makes `weight` give views of a copy in this process's own huge pages, which a pass reads

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from yggrt import __version__
+from yggrt import sampling_flags as flags
 from yggrt.core.errors import RequestError
-from yggrt.run import choose_chat, note_statistics, parse_ids, show, system_messages, talk, to_json
+from yggrt.run import (
+    choose_chat,
+    note_statistics,
+    parse_ids,
+    show,
+    show_choices,
+    system_messages,
+    talk,
+    to_json,
+)
 from yggrt.terminal import (
     INTERRUPTED,
     Interrupt,
@@ -65,12 +76,23 @@ Tree = Annotated[
     ),
 ]
 Prompts = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
-        help="JSON lines with prompt, question or turns, or text with one prompt a line."
+        help="JSON lines with prompt, question or turns, or text with one prompt a line "
+        "(repeatable).",
+        metavar="FILE",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Only the first so many prompts.", min=1)]
+
+
+class ObjectiveForm(StrEnum):
+    """The forms of `yggrt.core.objective`, as a command line takes them."""
+
+    ratio = "ratio"
+    lagrangian = "lagrangian"
+
+
+Limit = Annotated[int | None, typer.Option(help="The first so many prompts of each file.", min=1)]
 
 
 def main() -> None:
@@ -117,6 +139,22 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(help="End the output before this text (repeatable).")
     ] = None,
+    temperature: flags.Temperature = None,
+    seed: flags.Seed = None,
+    top_k: flags.TopK = None,
+    top_p: flags.TopP = None,
+    min_p: flags.MinP = None,
+    repetition_penalty: flags.RepetitionPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    logit_bias: flags.LogitBias = None,
+    min_tokens: flags.MinTokens = None,
+    stop_id: flags.StopId = None,
+    logprobs: flags.Logprobs = None,
+    num_choices: flags.NumChoices = None,
+    json_schema: flags.JsonSchema = None,
+    regex: flags.Regex = None,
+    grammar: flags.Grammar = None,
     threads: Threads = None,
     mapped: Mapped = False,
     plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
@@ -127,6 +165,8 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Answers a prompt, or talks with you on a terminal if there is none."""
+    from yggrt.request import Request
+
     if prompt is not None and ids is not None:
         raise RequestError("both --prompt and --ids are given", "give one of them")
     if prompt is None and ids is None and (as_json or not sys.stdin.isatty()):
@@ -140,8 +180,32 @@ def run(
     if prompt == "":
         raise RequestError("the prompt is empty", "give a prompt of at least one character")
     prompt_ids = parse_ids(ids) if ids is not None else None
+    if logprobs is not None and not as_json:
+        raise RequestError("--logprobs is given and no --json", "give --json, or leave it out")
+    sampling = flags.sampling_options(
+        temperature=temperature,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        min_tokens=min_tokens,
+        stop_ids=stop_id,
+        logprobs=logprobs,
+        n=num_choices,
+        json_schema=json_schema,
+        regex=regex,
+        grammar=grammar,
+    )
+    options = cast("Options", {"max_tokens": max_tokens, "plain": plain, **sampling})
+    options["stop"] = stop or ()
+    Request.of(options)
+    if prompt is None and prompt_ids is None and (num_choices or 1) > 1:
+        raise RequestError("--n is given and no prompt", "a conversation has one answer a turn")
     session = _load(file, threads, cache_dir, tree, mapped)
-    options: Options = {"max_tokens": max_tokens, "stop": stop or (), "plain": plain}
     use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
         if not use_chat:
@@ -152,14 +216,20 @@ def run(
         return
     with Interrupt() as interrupt:
         options["cancelled"] = interrupt.requested
-        if prompt_ids is not None:
-            stream = session.stream(prompt_ids, **options)
-        elif use_chat:
-            user = {"role": "user", "content": prompt or ""}
-            stream = session.stream_chat([*system_messages(system), user], **options)
+        raw = prompt or "" if prompt_ids is None else prompt_ids
+        messages = [*system_messages(system), {"role": "user", "content": prompt or ""}]
+        if (num_choices or 1) > 1:
+            done = (
+                session.chat(messages, **options) if use_chat else session.generate(raw, **options)
+            )
+            show_choices(session, done, quiet=as_json)
         else:
-            stream = session.stream(prompt or "", **options)
-        done = show(session, stream, quiet=as_json)
+            stream = (
+                session.stream_chat(messages, **options)
+                if use_chat
+                else session.stream(raw, **options)
+            )
+            done = show(session, stream, quiet=as_json)
     if as_json:
         print(json.dumps(to_json(done)))
     if stats:
@@ -202,6 +272,8 @@ def verify(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    temperature: flags.Temperature = None,
+    seed: flags.Seed = None,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
     verbose: Verbose = False,
@@ -210,17 +282,30 @@ def verify(
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
-    from yggrt.prompts import read_prompts
+    from yggrt.prompts import read_prompt_files
+    from yggrt.sampling.params import SamplingParams
     from yggrt.verify import verify_session
 
-    chosen = read_prompts(prompts)[:limit] if prompts is not None else []
+    if (temperature is not None or seed is not None) and not prompts:
+        raise RequestError(
+            "--temperature or --seed is given and no --prompts",
+            "give prompts; golden outputs are greedy",
+        )
+    chosen = read_prompt_files(prompts or (), limit)
     cache = open_cache(cache_dir)
     with Bundle.open(file, full=True, cache=cache) as bundle:
         note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
         session = start_session(
             bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
         )
-        report = verify_session(session, bundle.manifest.golden, chosen, max_tokens, progress)
+        report = verify_session(
+            session,
+            bundle.manifest.golden,
+            chosen,
+            max_tokens,
+            progress,
+            SamplingParams(temperature=temperature or 0.0, seed=seed),
+        )
         digest = bundle.digest
     if as_json:
         print(json.dumps({"bundle": str(file), "digest": digest, **report.to_json()}))
@@ -241,21 +326,33 @@ def bench(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Stages of every pass of one more run, for ui.perfetto.dev.", metavar="FILE"
+        ),
+    ] = None,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Times plain against tree decoding in turns; the last line is one JSON object."""
-    from yggrt.bench import bench_bundle, fitting, print_tables
+    from yggrt.bench import bench_bundle, trace_bundle
+    from yggrt.bench_runs import fitting
+    from yggrt.bench_tables import print_tables
     from yggrt.bundle import Bundle
+    from yggrt.busy import warning
     from yggrt.cache import open_cache
     from yggrt.loading import start_session
-    from yggrt.prompts import parse_prompts, read_prompts
+    from yggrt.prompts import parse_prompts, read_prompt_files
+    from yggrt.trace import check_trace_path, write_trace
 
+    if trace is not None:
+        check_trace_path(trace)
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
-        if prompts is not None:
-            chosen = read_prompts(prompts)
+        if prompts:
+            chosen = read_prompt_files(prompts, limit)
         elif name := bundle.manifest.bench_prompts:
             chosen = parse_prompts(bundle.read(name), name)
         else:
@@ -263,24 +360,114 @@ def bench(
         session = start_session(
             bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
         )
-        if prompts is None:
+        if not prompts:
             shipped = chosen
             chosen = fitting(session, shipped)
             if len(chosen) < len(shipped):
                 note(f"{len(shipped) - len(chosen)} of the bundle's prompts exceed its context")
-        report = bench_bundle(
-            session,
-            bundle.manifest,
-            chosen[:limit],
-            num_tokens=max_tokens,
-            repeats=repeats,
-            progress=progress,
-        )
+            chosen = chosen[:limit]
+        with Interrupt() as interrupt:
+            report = bench_bundle(
+                session,
+                bundle.manifest,
+                chosen,
+                num_tokens=max_tokens,
+                repeats=repeats,
+                progress=progress,
+                cancelled=interrupt.requested,
+            )
+            if trace is not None and not report["interrupted"]:
+                write_trace(trace_bundle(session, bundle.manifest, chosen[0], max_tokens), trace)
+    if left_out := report["num_turns_left_out"]:
+        warn(f"{left_out} later turns are left out: their conversations exceed the context")
+    if busy := warning(report["busy_share"], report["neighbour_spread"]):
+        warn(busy)
     if not as_json:
         from rich.console import Console
 
         print_tables(report, Console(soft_wrap=not sys.stdout.isatty()))
     print(json.dumps(report))
+    if report["interrupted"]:
+        note(f"interrupted after {report['num_prompts']} of {len(chosen)} prompts")
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+@reports_errors
+def tune(
+    file: File,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The bundle to write.", metavar="NEW.ygg")
+    ] = None,
+    threads: Threads = None,
+    mapped: Mapped = False,
+    tree: Tree = None,
+    objective: Annotated[
+        ObjectiveForm | None,
+        typer.Option(help="What a pass's choice of rows maximises (default: as built)."),
+    ] = None,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Times a bundle on this machine and chooses its tree again; weights and code stay."""
+    if output is None:
+        raise RequestError("no file for the tuned bundle", "give -o NEW.ygg")
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.measure import profile_warnings
+    from yggrt.tune import describe_tuning, tune_bundle, tuning_lines
+
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, cache=cache) as bundle:
+        before = bundle.manifest
+        tuned = tune_bundle(
+            bundle,
+            cache,
+            output,
+            num_threads=threads,
+            mapped=mapped,
+            tree=tree,
+            objective=objective.value if objective else None,
+            on_note=warn,
+            progress=progress,
+        )
+    for line in profile_warnings(tuned.profile):
+        warn(line)
+    found = describe_tuning(before, tuned)
+    if as_json:
+        print(json.dumps({"bundle": str(output), **found}))
+        return
+    for line in tuning_lines(found):
+        print(line)
+
+
+@app.command()
+@reports_errors
+def doctor(
+    file: File,
+    threads: Threads = None,
+    mapped: Mapped = False,
+    as_json: AsJson = False,
+    cache_dir: CacheDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Measures whether a bundle's times and acceptance hold here; exit 1 says tune it again."""
+    from yggrt.bundle import Bundle
+    from yggrt.cache import open_cache
+    from yggrt.doctor import examine
+
+    cache = open_cache(cache_dir)
+    with Bundle.open(file, cache=cache) as bundle:
+        report = examine(
+            bundle, cache, num_threads=threads, mapped=mapped, on_note=warn, progress=progress
+        )
+    if as_json:
+        print(json.dumps({"bundle": str(file), **report.to_json()}))
+    else:
+        for line in report.lines():
+            print(line)
+    report.check()
 
 
 @cache_app.command()

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
-from yggrt.core.objective import choose_num_rows
+from yggrt.core.objective import RATIO, Objective, choose_num_rows
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
@@ -25,6 +25,10 @@ from yggrt.policies import policy_for
 
 Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
+# Turns a pass into the choice of the verifier's token after each row.
+Sampler: TypeAlias = Callable[[PassOutput], Choose]
+# Latencies are asked for once per so many tokens of context, over which they hardly change.
+CONTEXT_BLOCK = 64
 
 
 class StepResult(NamedTuple):
@@ -47,8 +51,8 @@ class EngineStats:
 
     num_gated: passes in which the gate kept the drafter out. num_beyond: passes without a draft
     because the sequence had outgrown the drafter's context. num_drafted: passes with a tree grown
-    for them, whether it was verified or not. num_tests: visited rows that had a
-    drafted child.
+    for them, whether it was verified or not. num_tests: visited rows that had a drafted child;
+    tests_histogram: passes by how many they had, one at each depth from 1 on.
     """
 
     num_passes: int = 0
@@ -61,6 +65,7 @@ class EngineStats:
     num_tests: int = 0
     num_reused: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)
+    tests_histogram: Counter[int] = field(default_factory=Counter)
     rows_histogram: Counter[int] = field(default_factory=Counter)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
@@ -83,9 +88,10 @@ class EngineStats:
 class Engine:
     """Decodes one sequence at a time on one cache.
 
-    `latency` gives the seconds of a verify pass for each of the graphs' row counts, `rest_s` the
-    host's own seconds per pass, `draft_s` the seconds of drafting a tree. `sampler` turns a pass
-    into the choice of the verifier's token after each row.
+    `latency` gives the seconds of a verify pass by row count, one of the graphs', and length of
+    the context, `draft_step` those of a growth step by the nodes that a model runs in it and the
+    context; `rest_s` is the time of a pass beside both. `objective` says what the choice of rows
+    maximises.
     Raises RequestError if the graphs cannot hold the spec's verify rows, or the drafter its nodes.
     """
 
@@ -95,11 +101,11 @@ class Engine:
         cache: KvCache,
         drafter: Drafter,
         spec: TreeSpec,
-        latency: Callable[[int], float],
+        latency: Callable[[int, int], float],
         rest_s: float,
         gate: Gate,
-        sampler: Callable[[PassOutput], Choose] = greedy,
-        draft_s: float = 0.0,
+        objective: Objective = RATIO,
+        draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -117,18 +123,26 @@ class Engine:
             )
         self._graphs, self._cache, self._drafter = graphs, cache, drafter
         self._spec, self._grow = spec, policy_for(spec)
-        self._gate, self._sampler = gate, sampler
-        self._rest_s, self._draft_s = rest_s, draft_s
+        self._gate = gate
+        self._sampler: Sampler = greedy
+        self._latency, self._rest_s, self._objective = latency, rest_s, objective
+        self._draft_step, self._draft_s = draft_step, 0.0
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
             rows: min(count for count in graphs.row_counts if count >= rows)
             for rows in range(1, spec.verify + 1)
         }
-        self._seconds = {rows: latency(bucket) for rows, bucket in buckets.items()}
-        self._row_choices = sorted({*buckets.values(), spec.verify} & buckets.keys())
+        self._row_choices = {
+            rows: buckets[rows]
+            for rows in sorted({*buckets.values(), spec.verify} & buckets.keys())
+        }
+        self._seconds: dict[int, float] = {}
+        self._block = -1
         self._ids: list[int] = []
         self._length = 0
         self.stats = EngineStats()
+        # Hears of every stage as it ends: its name, start and end in seconds of perf_counter.
+        self.on_stage: Callable[[Stage, float, float], None] | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -140,10 +154,13 @@ class Engine:
         """Tokens that can still be emitted before the context is full."""
         return self._graphs.max_model_len - len(self._ids)
 
-    def start(self, ids: Sequence[int], *, reuse: bool = False) -> int:
+    def start(
+        self, ids: Sequence[int], *, reuse: bool = False, sampler: Sampler | None = None
+    ) -> int:
         """Takes a prompt and emits the first token; with `reuse`, keeps the rows of a prefix it
-        has in common with the sequence so far. Raises RequestError for an empty prompt or one that
-        leaves no room for a token."""
+        has in common with the sequence so far. `sampler` chooses the tokens of this sequence, in
+        order and each once; without one the most likely token is taken. Raises RequestError for an
+        empty prompt or one that leaves no room for a token."""
         limit = self._graphs.max_model_len
         if not ids:
             raise RequestError("the prompt has no tokens", "give at least one token")
@@ -160,6 +177,7 @@ class Engine:
             self._drafter.commit(ids[kept:])
         else:
             self._drafter.start(ids)
+        self._sampler = sampler or greedy
         self._drafter.couple(getattr(self._sampler, "noise", None))
         self.stats = EngineStats(num_reused=kept)
         self._gate.reset()
@@ -212,13 +230,27 @@ class Engine:
         tree = clip_depth(grown, self.room - 1)
         trust = self._gate.trust
         values = sorted((trust * score for score in tree.scores[1:]), reverse=True)
+        seconds = self._seconds_here()
         num_rows = choose_num_rows(
             values,
             self._row_choices,
-            self._seconds.__getitem__,
+            seconds.__getitem__,
             self._rest_s + self._draft_s,
+            self._objective,
         )
         return prune(tree, num_rows)
+
+    def _seconds_here(self) -> dict[int, float]:
+        """Seconds of a verify pass by the row counts to choose from, at this context."""
+        block = self._length // CONTEXT_BLOCK
+        if block != self._block:
+            context = block * CONTEXT_BLOCK + CONTEXT_BLOCK // 2
+            self._block = block
+            self._seconds = {
+                rows: self._latency(bucket, context) for rows, bucket in self._row_choices.items()
+            }
+            self._draft_s = sum(self._draft_step(num, context) for num in draft_steps(self._spec))
+        return self._seconds
 
     def _commit(self, accepted: Accepted) -> None:
         # A chain's rows already lie where they belong.
@@ -238,21 +270,27 @@ class Engine:
         stats.num_tokens += len(accepted.tokens)
         stats.num_tests += accepted.num_tests
         stats.accepted_histogram[num_accepted] += 1
+        stats.tests_histogram[accepted.num_tests] += 1
         stats.rows_histogram[tree.num_nodes] += 1
         self._gate.record(sum(tree.scores[1:]), num_accepted, self._cost(tree, drafted))
 
     def _cost(self, tree: TokenTree, drafted: bool) -> Cost:
-        plain_s = self._rest_s + self._seconds[1]
+        seconds = self._seconds_here()
+        plain_s = self._rest_s + seconds[1]
         if not plain_s:
             return Cost()
-        rows_s = self._seconds[tree.num_nodes] - self._seconds[1]
-        return Cost(rows_s / plain_s, self._draft_s / plain_s if drafted else 0.0)
+        rows = min(rows for rows in seconds if rows >= tree.num_nodes)
+        draft_s = self._draft_s if drafted else 0.0
+        return Cost((seconds[rows] - seconds[1]) / plain_s, draft_s / plain_s)
 
     @contextmanager
     def _timed(self, stage: Stage) -> Iterator[None]:
         start = perf_counter()
         yield
-        self.stats.stage_s[stage] += perf_counter() - start
+        end = perf_counter()
+        self.stats.stage_s[stage] += end - start
+        if self.on_stage is not None:
+            self.on_stage(stage, start, end)
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -59,7 +59,8 @@ def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -
             "weights": _weights(manifest),
             "memory": _memory(manifest),
             "latency": plain["latency"],
-            "schedule": plain["schedule"],
+            "profile": plain["profile"],
+            "schedule": _schedule(plain["schedule"]),
             "text": _text(manifest),
             "num_golden": len(manifest.golden),
             "members": plain["members"],
@@ -98,6 +99,12 @@ def _weights(manifest: Manifest) -> dict[str, Any]:
             for name, w in largest[:_NUM_LARGEST]
         ],
     }
+
+
+def _schedule(schedule: dict[str, Any]) -> dict[str, Any]:
+    """The schedule; of the recordings, which can be long, only how many there are."""
+    rest = {key: value for key, value in schedule.items() if key != "recordings"}
+    return {**rest, "num_recordings": len(schedule["recordings"])}
 
 
 def _text(manifest: Manifest) -> dict[str, Any]:
@@ -207,6 +214,14 @@ def _tables(d: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     yield title, _rows("name dtype shape bytes", largest)
     memory = {name.removesuffix("_bytes"): _size(value) for name, value in d["memory"].items()}
     yield f"Memory at {model['max_model_len']} tokens, beside torch itself", _pairs(memory)
+    notes = d["profile"]
+    others = notes["busy_share"]
+    measured = {
+        "other processes took": "not measured" if others is None else f"{others:.0%}",
+        "warm-up": f"{notes['warmup_s']:.2f} s",
+        "jumps": len(notes["jumps"]),
+    }
+    yield "Profile", _pairs(measured)
     yield "Latency, ms", _rows("graph rows context median spread", map(_latency, d["latency"]))
     yield from _schedule_tables(d["schedule"])
     yield "Text", _pairs({**d["text"], "golden prompts": d["num_golden"]})
@@ -246,11 +261,13 @@ def _schedule_tables(schedule: dict[str, Any]) -> Iterator[tuple[str, Table]]:
         "drafter": ", ".join(f"{key}={value}" for key, value in drafter.items()),
         "verify rows": _list(schedule["buckets"]),
         "host time per pass": f"{schedule['rest_s'] * 1e3:.2f} ms",
+        "objective": schedule["objective"],
     }
     yield "Schedule", _pairs(shown)
     if schedule["candidates"]:
         rows = map(_candidate, schedule["candidates"])
-        yield "Candidates, as predicted", _rows("tree tokens/pass ms/token speedup", rows)
+        heads = "tree tokens/pass ms/token speedup measured-ms/token measured-speedup"
+        yield "Candidates, as predicted and measured", _rows(heads, rows)
 
 
 def _source(source: dict[str, Any]) -> Row:
@@ -280,8 +297,9 @@ def _latency(point: dict[str, Any]) -> Row:
 
 
 def _candidate(one: dict[str, Any]) -> Row:
-    numbers = (one[key] for key in ("mean_acceptance_length", "tpot_ms", "speedup"))
-    return one["tree"], *(f"{number:.2f}" for number in numbers)
+    keys = ("mean_acceptance_length", "tpot_ms", "speedup", "measured_tpot_ms", "measured_speedup")
+    numbers = (one[key] for key in keys)
+    return one["tree"], *("-" if number is None else f"{number:.2f}" for number in numbers)
 
 
 def _pairs(values: dict[str, Any]) -> Table:

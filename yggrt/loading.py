@@ -9,20 +9,25 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from yggrt.bundle import Bundle
 from yggrt.cache import Cache, open_cache
 from yggrt.core import schema
 from yggrt.core.errors import RequestError
+from yggrt.core.objective import Objective
 from yggrt.core.schema import TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.drafters.ngram import NgramDrafter
-from yggrt.latency import draft_latency, verify_latency
+from yggrt.latency import LatencyTable
 from yggrt.memory import has_room_for
 from yggrt.session import Parts, Session
 from yggrt.target import check_target, host_target
 from yggrt.text import Text
+
+if TYPE_CHECKING:
+    from yggrt.graphs import AotGraphs
 
 
 def load(
@@ -67,9 +72,38 @@ def start_session(
     manifest = bundle.manifest
     schedule = manifest.schedule
     spec = parse_tree_spec(tree if tree is not None else schedule.tree)
-    for note in (*cache.notes, *check_target(manifest.target, host_target())):
+    for note in check_target(manifest.target, host_target()):
         on_note(note)
     num_threads = choose_threads(num_threads, manifest.target.tuned_for)
+    graphs = load_graphs(bundle, cache, num_threads=num_threads, mapped=mapped, on_note=on_note)
+    latency = LatencyTable.of(manifest.latency, manifest.graphs)
+    return Session(
+        Parts(
+            graphs=graphs,
+            drafter=load_drafter(bundle, cache),
+            latency=latency,
+            draft_step=latency.draft_step,
+            rest_s=schedule.rest_s,
+            objective=Objective(schedule.objective, schedule.rate),
+        ),
+        text=load_text(bundle),
+        eos_ids=manifest.model.eos_ids,
+        vocab_size=manifest.model.vocab_size,
+        tree=spec,
+    )
+
+
+def load_graphs(
+    bundle: Bundle,
+    cache: Cache,
+    *,
+    num_threads: int,
+    mapped: bool,
+    on_note: Callable[[str], None],
+) -> AotGraphs:
+    """The graphs of a bundle that fits this machine, their weights in memory."""
+    for note in cache.notes:
+        on_note(note)
     unpacked = bundle.unpack(cache)
 
     import torch
@@ -79,31 +113,18 @@ def start_session(
     torch.set_num_threads(num_threads)
     if not mapped:
         _read_weights(bundle, on_note)
-    return Session(
-        Parts(
-            graphs=AotGraphs.from_bundle(bundle, unpacked),
-            drafter=_load_drafter(bundle, unpacked),
-            latency=verify_latency(
-                manifest.latency, [g.name for g in manifest.graphs if g.kind == "verify"]
-            ),
-            rest_s=schedule.rest_s,
-            draft_latency=draft_latency(manifest),
-        ),
-        text=load_text(bundle),
-        eos_ids=manifest.model.eos_ids,
-        vocab_size=manifest.model.vocab_size,
-        tree=spec,
-    )
+    return AotGraphs.from_bundle(bundle, unpacked)
 
 
-def _load_drafter(bundle: Bundle, unpacked: Path) -> Drafter:
+def load_drafter(bundle: Bundle, cache: Cache) -> Drafter:
+    """The schedule's drafter; after `load_graphs`, which decides where weights lie."""
     parameters = bundle.manifest.schedule.drafter
     if isinstance(parameters, schema.NgramDrafter):
         return NgramDrafter(parameters)
     from yggrt.drafters.lm import LmDrafter
     from yggrt.graphs import AotDraftGraphs
 
-    graphs = AotDraftGraphs.from_bundle(bundle, unpacked)
+    graphs = AotDraftGraphs.from_bundle(bundle, bundle.unpack(cache))
     return LmDrafter(graphs, parameters, bundle.manifest.model.vocab_size)
 
 

@@ -17,24 +17,20 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class Output:
-    """Takes tokens until an EOS id, a stop string or `max_tokens` ends it.
+    """Takes tokens until an ending id, a stop string or `max_tokens` ends it.
 
-    `ids` keep the token that ended the output. The text leaves out EOS and everything from a stop
-    string on.
+    `ids` keep the token that ended the output. The text leaves out that id's text and everything
+    from a stop string on.
     """
 
     def __init__(
         self,
         *,
-        eos_ids: Collection[int],
+        ending_ids: Collection[int],
         max_tokens: int,
         stops: Sequence[str],
         detokenizer: Detokenizer | None,
     ) -> None:
-        if max_tokens < 1:
-            raise RequestError(
-                f"max_tokens is {max_tokens}, wanted 1 or more", "ask for at least one token"
-            )
         if stops and detokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer and this bundle has none",
@@ -43,7 +39,7 @@ class Output:
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
-        self._eos_ids = frozenset(eos_ids)
+        self.ending_ids = frozenset(ending_ids)
         self._max_tokens = max_tokens
         self._matcher = StopMatcher(stops)
         self._detokenizer = detokenizer
@@ -70,7 +66,7 @@ class Output:
 
     def _take(self, token: int) -> str:
         self.ids.append(token)
-        if token in self._eos_ids:
+        if token in self.ending_ids:
             self.finish_reason = "stop"
             return self._matcher.flush()
         raw = self._detokenizer.feed(token) if self._detokenizer is not None else ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import KvCache, PassOutput
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import Replay
@@ -66,28 +67,36 @@ def replay(
     spec: TreeSpec,
     recordings: Iterable[Recording],
     row_counts: tuple[int, ...],
-    latency: Callable[[int], float],
+    latency: Callable[[int, int], float],
     rest_s: float,
     gate: Gate,
-    draft_s: float = 0.0,
+    objective: Objective = RATIO,
+    draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
 ) -> Replay:
-    """What `spec` does over recordings; outputs of less than two tokens need no pass."""
-    num_tokens = num_drafted = 0
-    passes_by_rows: Counter[int] = Counter()
+    """What `spec` does over recordings; outputs of less than two tokens need no pass.
+
+    Drafting and accepting are the engine's own code, so the time they take here is what they take
+    in a pass.
+    """
+    num_tokens = 0
+    host_s = 0.0
+    passes: Counter[tuple[int, int]] = Counter()
     for prompt_ids, output_ids in recordings:
         if len(output_ids) < 2:
             continue
         graphs = RecordedGraphs([*prompt_ids, *output_ids], row_counts)
-        cache = graphs.new_cache()
-        engine = Engine(graphs, cache, drafter, spec, latency, rest_s, gate, draft_s=draft_s)
+        engine = Engine(
+            graphs, graphs, drafter, spec, latency, rest_s, gate, objective, draft_step
+        )
         engine.start(prompt_ids)
         while engine.room:
-            engine.step()
+            context = len(engine.ids) - 1
+            rows = engine.step().num_rows
+            passes[min(count for count in row_counts if count >= rows), context] += 1
         num_tokens += engine.stats.num_tokens
-        num_drafted += engine.stats.num_drafted
-        for rows, num in engine.stats.rows_histogram.items():
-            passes_by_rows[min(count for count in row_counts if count >= rows)] += num
-    return Replay(format_tree_spec(spec), num_tokens, passes_by_rows, num_drafted, draft_s)
+        stages = engine.stats.stage_s
+        host_s += stages["draft"] + stages["accept"]
+    return Replay(format_tree_spec(spec), num_tokens, passes, host_s)
 
 
 def _answer(ids: list[int]) -> PassOutput:

@@ -53,13 +53,29 @@ def show(session: Session, stream: Iterable[Piece], *, quiet: bool = False) -> C
     return session.last
 
 
+def show_choices(session: Session, done: Completion, *, quiet: bool = False) -> None:
+    """Prints the outputs of all choices, or their ids if there is no text."""
+    for number, one in enumerate(done.choices):
+        if not quiet:
+            note(f"choice {number}, {one.finish_reason}:")
+            print(one.text if session.text is not None else ",".join(map(str, one.ids)))
+
+
 def system_messages(system: str | None) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}] if system else []
 
 
 def to_json(done: Completion) -> dict[str, Any]:
+    """What `--json` prints; logprobs and choices where they were asked for."""
+    found = _choice_json(done)
+    if done.others:
+        found["choices"] = [_choice_json(one) for one in done.choices]
+    return found
+
+
+def _choice_json(done: Completion) -> dict[str, Any]:
     stats = done.stats
-    return {
+    found: dict[str, Any] = {
         "text": done.text,
         "ids": done.ids,
         "prompt_ids": done.prompt_ids,
@@ -69,7 +85,11 @@ def to_json(done: Completion) -> dict[str, Any]:
         "mean_acceptance_length": stats.mean_acceptance_length,
         "tpot_ms": stats.tpot_ms,
         "ttft_ms": stats.ttft_ms,
+        "seed": stats.seed,
     }
+    if done.logprobs is not None:
+        found["logprobs"] = [entry.to_json() for entry in done.logprobs]
+    return found
 
 
 def talk(session: Session, system: str | None, options: Options, stats: bool) -> None:

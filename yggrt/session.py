@@ -8,44 +8,30 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from yggrt.core.errors import RequestError
+from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import TreeSpec
-from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
+from yggrt.core.spec import format_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
 from yggrt.output import FinishReason, Output
+from yggrt.request import PLAIN, Options, Request
 from yggrt.stats import Stats
 from yggrt.template import Message
 from yggrt.text import Text
 
-DEFAULT_MAX_TOKENS = 256
-PLAIN = TreeSpec(policy="plain")
+if TYPE_CHECKING:
+    from yggrt.sampling.constraints import ConstraintCompiler
+    from yggrt.sampling.logprobs import TokenLogprobs
+    from yggrt.sampling.sampler import Sampler
 
-
-class Options(TypedDict, total=False):
-    """What a request may ask for.
-
-    max_tokens: most tokens of output (256). stop: strings that end the output and are left out of
-    its text. plain: one token per pass. tree: a tree spec for this request. gated: False drafts in
-    every pass, whether it pays or not. reuse: keep the cache rows of a prefix shared with the
-    request before. ignore_eos: EOS ids are tokens like any other. cancelled: asked after each
-    pass; True ends the output there.
-    """
-
-    max_tokens: int
-    stop: Sequence[str]
-    plain: bool
-    tree: str | TreeSpec | None
-    gated: bool
-    reuse: bool
-    ignore_eos: bool
-    cancelled: Callable[[], bool]
+__all__ = ["PLAIN", "Completion", "Options", "Parts", "Piece", "Session"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,8 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished output. `ids` end with the token that ended it; `text` is without EOS and stop
-    string.
+    string. `logprobs` has an entry per id, None if not asked for. `others` are the completions of
+    choices 1 and up, where n was asked for.
     """
 
     text: str
@@ -69,20 +56,25 @@ class Completion:
     prompt_ids: list[int]
     finish_reason: FinishReason
     stats: Stats
+    logprobs: list[TokenLogprobs] | None = None
+    others: tuple[Completion, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Completion, ...]:
+        """All completions, this one first."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of besides its tree. `latency`: seconds of a verify pass by its row
-    count. `draft_latency`: seconds of a growth step by the nodes it runs, 0 for a drafter without
-    graphs.
-    """
+    """What an engine is made of besides its tree: see Engine."""
 
     graphs: Graphs
     drafter: Drafter
-    latency: Callable[[int], float]
+    latency: Callable[[int, int], float]
     rest_s: float
-    draft_latency: Callable[[int], float] = lambda num_nodes: 0.0
+    objective: Objective = RATIO
+    draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0
 
 
 class Session:
@@ -110,17 +102,21 @@ class Session:
         self._engine: Engine | None = None
         self._engine_key: tuple[TreeSpec, bool] | None = None
         self._num_requests = 0
+        self._constraints: ConstraintCompiler | None = None
         self._engine_for(tree, gated=True)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
-        """The whole output for a raw prompt or its ids."""
-        return self._finish(self.stream(prompt, **options))
+        """The whole output for a raw prompt or its ids; with n, of all choices (`choices`)."""
+        start = perf_counter()
+        return self._complete(start, self._encode(prompt), Request.of(options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Completion:
         """The assistant's answer to a conversation, keeping the cache rows it shares with the one
         before.
         """
-        return self._finish(self.stream_chat(messages, **options))
+        start = perf_counter()
+        ids = self._check_ids(self._need_text().encode_chat(messages))
+        return self._complete(start, ids, Request.of(options, reuse=True))
 
     def stream(
         self, prompt: str | Sequence[int], **options: Unpack[Options]
@@ -130,8 +126,7 @@ class Session:
         Closing the generator ends the output as cancelled.
         """
         start = perf_counter()
-        ids = self._need_text().encode(prompt) if isinstance(prompt, str) else prompt
-        return self._decode(start, self._check_ids(ids), **options)
+        return self._decode(start, self._encode(prompt), _one_choice(Request.of(options)))
 
     def stream_chat(
         self, messages: Sequence[Message], **options: Unpack[Options]
@@ -139,41 +134,68 @@ class Session:
         """As `stream`, for a conversation."""
         start = perf_counter()
         ids = self._check_ids(self._need_text().encode_chat(messages))
-        options.setdefault("reuse", True)
-        return self._decode(start, ids, **options)
+        return self._decode(start, ids, _one_choice(Request.of(options, reuse=True)))
+
+    def _complete(self, start: float, prompt_ids: list[int], request: Request) -> Completion:
+        """All choices; the prompt's rows are computed for the first alone."""
+        done: list[Completion] = []
+        for choice in range(request.sampling.n):
+            for _ in self._decode(start, prompt_ids, request, choice):
+                pass
+            assert self.last is not None
+            done.append(self.last)
+            if self.last.finish_reason == "cancelled":
+                break
+            start, request = perf_counter(), replace(request, reuse=True)
+        self.last = replace(done[0], others=tuple(done[1:]))
+        return self.last
 
     def _decode(
-        self,
-        start: float,
-        prompt_ids: list[int],
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        plain: bool = False,
-        tree: str | TreeSpec | None = None,
-        gated: bool = True,
-        reuse: bool = False,
-        ignore_eos: bool = False,
-        cancelled: Callable[[], bool] = lambda: False,
+        self, start: float, prompt_ids: list[int], request: Request, choice: int = 0
     ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
-        spec = PLAIN if plain else parse_tree_spec(tree) if isinstance(tree, str) else tree
-        engine = self._engine_for(spec or self.tree, gated)
+        engine = self._engine_for(request.tree or self.tree, request.gated)
+        engine.on_stage = request.on_stage
+        eos_ids = () if request.ignore_eos else self._eos_ids
         output = Output(
-            eos_ids=() if ignore_eos else self._eos_ids,
-            max_tokens=max_tokens,
-            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            ending_ids=(*eos_ids, *request.sampling.stop_ids),
+            max_tokens=request.max_tokens,
+            stops=request.stop,
             detokenizer=self.text.detokenizer() if self.text is not None else None,
         )
+        sampler = self._sampler(prompt_ids, request, choice, output.ending_ids)
         self._num_requests += 1
-        return self._passes(
-            engine,
-            output,
+        number = self._num_requests
+        return self._passes(engine, output, prompt_ids, start, request, sampler, number)
+
+    def _sampler(
+        self,
+        prompt_ids: list[int],
+        request: Request,
+        choice: int,
+        ending_ids: frozenset[int],
+    ) -> Sampler | None:
+        """What chooses the tokens; None for the most likely ones."""
+        params = request.sampling
+        params.check_vocabulary(self._vocab_size)
+        if params.is_plain_greedy:
+            return None
+        from yggrt.sampling.constraints import ConstraintCompiler
+        from yggrt.sampling.sampler import Sampler
+
+        constraint = None
+        if params.constraint is not None:
+            if self._constraints is None:
+                self._constraints = ConstraintCompiler(self.text, self._eos_ids, self._vocab_size)
+            constraint = self._constraints.compile(*params.constraint)
+        return Sampler(
+            params,
             prompt_ids,
-            start,
-            format_tree_spec(spec or self.tree),
-            reuse,
-            cancelled,
+            vocab_size=self._vocab_size,
+            seed=request.seed,
+            choice=choice,
+            ending_ids=ending_ids,
+            constraint=constraint,
         )
 
     def _passes(
@@ -182,12 +204,12 @@ class Session:
         output: Output,
         prompt_ids: list[int],
         start: float,
-        tree: str,
-        reuse: bool,
-        cancelled: Callable[[], bool],
+        request: Request,
+        sampler: Sampler | None,
+        number: int,
     ) -> Generator[Piece, None, None]:
-        request = self._num_requests
-        tokens: tuple[int, ...] = (engine.start(prompt_ids, reuse=reuse),)
+        self._check_current(number)
+        tokens: tuple[int, ...] = (engine.start(prompt_ids, reuse=request.reuse, sampler=sampler),)
         ttft_s = perf_counter() - start
         decode_s = 0.0
         try:
@@ -196,21 +218,17 @@ class Session:
                 text = output.take(tokens)
                 if output.finish_reason is None and engine.room == 0:
                     text += output.end("length")
-                if output.finish_reason is None and cancelled():
+                if output.finish_reason is None and request.cancelled():
                     text += output.end("cancelled")
                 yield Piece(text, tuple(output.ids[num_before:]))
                 if output.finish_reason is not None:
                     break
-                if request != self._num_requests:
-                    raise RequestError(
-                        "another request was started on this session before this one ended",
-                        "read a stream to its end or close it first, or load a second session",
-                    )
+                self._check_current(number)
                 before = perf_counter()
                 tokens = engine.step().tokens
                 decode_s += perf_counter() - before
         finally:
-            if request == self._num_requests:
+            if number == self._num_requests:
                 if output.finish_reason is None:
                     output.end("cancelled")
                 self.last = Completion(
@@ -220,19 +238,22 @@ class Session:
                     finish_reason=output.finish_reason or "cancelled",
                     stats=Stats.of(
                         engine.stats,
-                        tree=tree,
+                        tree=format_tree_spec(request.tree or self.tree),
+                        seed=request.seed,
                         num_prompt_tokens=len(prompt_ids),
                         num_tokens=len(output.ids),
                         ttft_s=ttft_s,
                         decode_s=decode_s,
                     ),
+                    logprobs=_logprobs(request, sampler, len(output.ids)),
                 )
 
-    def _finish(self, stream: Generator[Piece, None, None]) -> Completion:
-        for _ in stream:
-            pass
-        assert self.last is not None
-        return self.last
+    def _check_current(self, number: int) -> None:
+        if number != self._num_requests:
+            raise RequestError(
+                "another request was started on this session before this one ended",
+                "read a stream to its end or close it first, or load a second session",
+            )
 
     def _engine_for(self, spec: TreeSpec, gated: bool) -> Engine:
         """The engine of the request before if it fits, else a new one, which knows nothing of the
@@ -243,7 +264,7 @@ class Session:
             gate: Gate = RunningGate() if gated else OpenGate()
             # Without a gate all rows cost the same, so every drafted node that has a row is
             # verified.
-            latency = parts.latency if gated else lambda num_rows: 1.0
+            latency = parts.latency if gated else lambda rows, context: 1.0
             self._engine = Engine(
                 parts.graphs,
                 self._cache,
@@ -252,7 +273,8 @@ class Session:
                 latency,
                 parts.rest_s,
                 gate,
-                draft_s=sum(map(parts.draft_latency, draft_steps(spec))),
+                objective=parts.objective if gated else RATIO,
+                draft_step=parts.draft_step,
             )
             self._engine_key = (spec, gated)
         return self._engine
@@ -265,8 +287,18 @@ class Session:
             )
         return self.text
 
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        ids = self._need_text().encode(prompt) if isinstance(prompt, str) else prompt
+        return self._check_ids(ids)
+
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        checked = [operator.index(token_id) for token_id in ids]
+        try:
+            checked = [operator.index(token_id) for token_id in ids]
+        except TypeError as error:
+            raise RequestError(
+                f"the prompt is no text and no list of token ids: {error}",
+                "give a string or whole numbers",
+            ) from None
         for index, token_id in enumerate(checked):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
@@ -275,3 +307,21 @@ class Session:
                     "check that the ids come from this model's tokenizer",
                 )
         return checked
+
+
+def _one_choice(request: Request) -> Request:
+    if request.sampling.n > 1:
+        raise RequestError(
+            f"n is {request.sampling.n} and a stream gives one completion",
+            "ask for n=1, or use generate or chat, which give all choices",
+        )
+    return request
+
+
+def _logprobs(
+    request: Request, sampler: Sampler | None, num_tokens: int
+) -> list[TokenLogprobs] | None:
+    """Those of the output; the last pass may have chosen tokens past its end."""
+    if request.sampling.logprobs is None or sampler is None:
+        return None
+    return sampler.logprobs[:num_tokens]

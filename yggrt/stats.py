@@ -17,7 +17,9 @@ class Stats:
     the drafter's context. alpha: accepts / tests. accepted: drafted tokens accepted. The last pass
     may bring tokens past the end of the output; they count in the tokens per pass, alpha and
     accepted, and not in num_tokens.
-    stage_ms: decode time by stage; `other` is what the stages leave.
+    tests_histogram: passes by the depth down to which a drafted token was tested.
+    stage_ms: decode time by stage; `other` is what the stages leave. seed: what the tokens were
+    drawn with, None for greedy decoding.
     """
 
     tree: str
@@ -33,10 +35,12 @@ class Stats:
     alpha: float
     accepted: int
     accepted_histogram: dict[int, int]
+    tests_histogram: dict[int, int]
     ttft_ms: float
     prefill_ms: float
     tpot_ms: float | None
     stage_ms: dict[str, float]
+    seed: int | None = None
 
     @property
     def decode_ms(self) -> float:
@@ -58,6 +62,7 @@ class Stats:
         num_tokens: int,
         ttft_s: float,
         decode_s: float,
+        seed: int | None = None,
     ) -> Stats:
         stages = {str(name): s for name, s in engine.stage_s.items() if name != "prefill"}
         stages["other"] = max(0.0, decode_s - sum(stages.values()))
@@ -75,20 +80,23 @@ class Stats:
             alpha=engine.alpha,
             accepted=engine.accepted,
             accepted_histogram=dict(sorted(engine.accepted_histogram.items())),
+            tests_histogram=dict(sorted(engine.tests_histogram.items())),
             ttft_ms=1e3 * ttft_s,
             prefill_ms=1e3 * engine.stage_s["prefill"],
             tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,
             stage_ms={name: 1e3 * s for name, s in stages.items()},
+            seed=seed,
         )
 
     def line(self) -> str:
         """One line for a person."""
         speed = "" if self.tpot_ms is None else f", {self.tpot_ms:.1f} ms/token"
+        seed = "" if self.seed is None else f"; seed {self.seed}"
         counts = {"gated": self.num_gated_passes, "undrafted": self.num_beyond_drafter_passes}
         undrafted = ", ".join(f"{num} {name}" for name, num in counts.items() if num)
         undrafted = f" ({undrafted})" if undrafted else ""
         return (
             f"{self.num_tokens} tokens{speed}, first after {self.ttft_ms:.0f} ms; "
             f"{self.num_passes} passes{undrafted}, "
-            f"{self.mean_acceptance_length:.2f} tokens/pass; {self.tree}"
+            f"{self.mean_acceptance_length:.2f} tokens/pass; {self.tree}{seed}"
         )

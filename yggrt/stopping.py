@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from yggrt.core.errors import RequestError
 
+MAX_STOPS = 16
+
 
 class StopMatcher:
     """Finds the first of several stop strings in a text that arrives in pieces.
@@ -15,11 +17,20 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if "" in stops:
+        if len(stops) > MAX_STOPS:
             raise RequestError(
-                "a stop string is empty", "give stop strings of at least one character"
+                f"{len(stops)} stop strings are given, wanted at most {MAX_STOPS}",
+                "give fewer stop strings",
             )
         for stop in stops:
+            if not isinstance(stop, str):
+                raise RequestError(
+                    f"a stop string is {stop!r}, wanted a string", "give a list of strings"
+                )
+            if not stop:
+                raise RequestError(
+                    "a stop string is empty", "give stop strings of at least one character"
+                )
             if any("\ud800" <= character <= "\udfff" for character in stop):
                 raise RequestError(
                     f"stop string {stop!r} is not valid UTF-8", "convert the text to UTF-8"

@@ -8,7 +8,7 @@ how).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -55,6 +55,11 @@ class Text:
             tokenizer_json,
             info.chat_template,
         )
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer as its library writes it."""
+        return self._tokenizer.to_str()
 
     @property
     def has_chat(self) -> bool:
@@ -138,9 +143,19 @@ class Detokenizer:
 
 def check_messages(messages: Sequence[Message]) -> None:
     """Raises RequestError unless every message is a mapping of strings with role and content."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"a conversation is a list of messages, not {type(messages).__name__}",
+            'as in [{"role": "user", "content": "..."}]; a raw prompt goes to generate',
+        )
     if not messages:
         raise RequestError("the conversation has no message", "give at least one user message")
     for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"message {index} is {message!r}, wanted a mapping",
+                'a message is {"role": "user", "content": "..."}',
+            )
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise RequestError(

@@ -12,7 +12,10 @@ from yggrt.core.schema import Golden
 from yggrt.core.spec import format_tree_spec
 from yggrt.core.tree import TokenTree
 from yggrt.prompts import Prompt
+from yggrt.sampling.params import SamplingParams
 from yggrt.session import Session
+
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was compared. mean_acceptance_length is that of the tree passes."""
+    """What was compared. mean_acceptance_length is that of the tree passes; seed is that of the
+    prompts' tokens, None if greedy.
+    """
 
     tree: str
     num_golden: int
@@ -52,16 +57,19 @@ class Report:
     num_tokens: int
     mean_acceptance_length: float
     differences: tuple[Difference, ...]
+    seed: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"ok": not self.differences, **asdict(self)}
 
     def lines(self) -> Iterator[str]:
         yield from (difference.line() for difference in self.differences)
+        seed = "" if self.seed is None else f", seed {self.seed}"
         verdict = f"{len(self.differences)} differ" if self.differences else "all equal"
         yield (
             f"{self.num_golden} golden outputs, {self.num_prompts} prompts, {self.num_tokens} "
-            f"tokens, {self.tree} at {self.mean_acceptance_length:.2f} tokens/pass: {verdict}"
+            f"tokens, {self.tree} at {self.mean_acceptance_length:.2f} tokens/pass{seed}: "
+            f"{verdict}"
         )
 
     def check(self) -> None:
@@ -80,11 +88,12 @@ def verify_session(
     prompts: Sequence[Prompt],
     num_tokens: int,
     progress: Callable[[str], None] = lambda text: None,
+    sampling: SamplingParams = GREEDY,
 ) -> Report:
     """Decodes golden prompts and `prompts` plainly and with trees, and compares the tokens.
 
-    Trees are drafted in every pass, whether they pay or not. Raises RequestError for a prompt
-    that the bundle cannot take.
+    Trees are drafted in every pass, whether they pay or not. `sampling`, of which temperature and
+    seed are used, is for `prompts`. Raises RequestError for a prompt that the bundle cannot take.
     """
     if prompts and session.text is None:
         raise RequestError(
@@ -98,6 +107,7 @@ def verify_session(
     for prompt in prompts:
         assert session.text is not None
         cases.append((prompt.name, prompt.encode(session.text), None, num_tokens))
+    seed = sampling.choose_seed()
     differences: list[Difference] = []
     total = num_passes = 0
     passed = 0.0
@@ -105,8 +115,18 @@ def verify_session(
         progress(f"{number}/{len(cases)} {name}")
         # A golden output goes on after EOS where its builder did, so EOS does not end it here.
         is_golden = wanted is not None
-        plain = session.generate(ids, max_tokens=limit, plain=True, ignore_eos=is_golden)
-        drafted = session.generate(ids, max_tokens=limit, gated=False, ignore_eos=is_golden)
+        plain, drafted = (
+            session.generate(
+                ids,
+                max_tokens=limit,
+                ignore_eos=is_golden,
+                temperature=0.0 if is_golden else sampling.temperature,
+                seed=None if is_golden else seed,
+                plain=plainly,
+                gated=plainly,
+            )
+            for plainly in (True, False)
+        )
         total += len(plain.ids)
         num_passes += drafted.stats.num_passes
         passed += drafted.stats.num_passes * drafted.stats.mean_acceptance_length
@@ -128,6 +148,7 @@ def verify_session(
         num_tokens=total,
         mean_acceptance_length=passed / num_passes if num_passes else 0.0,
         differences=tuple(differences),
+        seed=seed,
     )
 
 

@@ -105,6 +105,9 @@ Workspace& workspace() {
   return of_thread;
 }
 
+// As many products take one thread a few microseconds, as long as threads take to start and wait.
+constexpr int64_t kAloneProducts = 1 << 16;
+
 // `biases` holds one bias per weight, or nothing.
 std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::TensorList biases,
                              at::IntArrayRef sizes, at::IntArrayRef formats, bool integer) {
@@ -123,6 +126,7 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
   outputs.reserve(weights.size());
   bool wants_floats = false;
   bool wants_integers = false;
+  int64_t num_products = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     TORCH_CHECK(sizes[i] > 0, "linear: sizes[", i, "] is ", sizes[i], ", expected > 0");
     check_panels(weights[i], "linear: weight", sizes[i], num_k, formats[i]);
@@ -140,6 +144,7 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
     items.push_back({weights[i].const_data_ptr(), bias, outputs.back().mutable_data_ptr<float>(),
                      sizes[i], formats[i]});
     const bool rounds = integer && items.back().quantized();
+    num_products += sizes[i] * num_k;
     (rounds ? wants_integers : wants_floats) = true;
   }
 
@@ -155,7 +160,7 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
   float* totals = packed + packed_floats + words;
   const ygg::LinearRows forms{packs ? packed : rows, wants_integers ? quantized : nullptr,
                               num_rows, num_k};
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(num_threads) if (num_products * num_rows > kAloneProducts)
   {
     // The runtime may grant fewer threads than asked for.
     const int part = omp_get_thread_num();
@@ -301,14 +306,18 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
   const int64_t per_thread = ygg::AttentionScratch::num_floats(a);
   const int64_t partials_floats = ygg::partials_floats(a, plan);
   float* partials = workspace().take<float>(partials_floats + num_threads * per_thread);
-#pragma omp parallel num_threads(num_threads)
+  const int64_t num_products = num_heads * num_rows * (prefix + num_rows) * (keys.size + values.size);
+#pragma omp parallel num_threads(num_threads) if (num_products > kAloneProducts)
   {
     ygg::AttentionWorker worker(a, plan, partials,
                                 partials + partials_floats + omp_get_thread_num() * per_thread);
-#pragma omp for schedule(dynamic, plan.share)
+#pragma omp for schedule(dynamic, plan.share) nowait
     for (int64_t task = 0; task < plan.num_tasks(); ++task) worker.run_task(task);
+    if (plan.num_merges() > 0) {
+#pragma omp barrier
 #pragma omp for schedule(static) nowait
-    for (int64_t block = 0; block < plan.num_merges(); ++block) worker.run_merge(block);
+      for (int64_t block = 0; block < plan.num_merges(); ++block) worker.run_merge(block);
+    }
   }
   return output;
 }

@@ -61,7 +61,7 @@ def decode(
     """Ids, the logits behind every token after the first, and mean acceptance length."""
     graphs: Any = Recorder(session.graphs)
     engine = Engine(
-        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows: 1.0, 0.0,
+        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows, context: 1.0, 0.0,
         OpenGate(),
     )  # fmt: skip
     ids = [engine.start(prompt)]

@@ -14,7 +14,7 @@ from msgspec import structs
 from rich.console import Console
 
 from yggrt.core.errors import BundleError
-from yggrt.core.schema import WeightSpec
+from yggrt.core.schema import FORMAT_VERSION, WeightSpec
 from yggrt.inspect import describe_verifier, inspect_bundle, render
 
 
@@ -28,7 +28,7 @@ def test_description(path: Path) -> None:
     found = json.loads(json.dumps(inspect_bundle(path)))
     weights_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors().values())
     assert found["file"]["num_bytes"] == path.stat().st_size
-    assert found["file"]["format_version"] == 3
+    assert found["file"]["format_version"] == FORMAT_VERSION
     assert found["weights"]["num_tensors"] == len(tensors())
     assert found["weights"]["num_bytes"] == weights_bytes
     assert found["weights"]["largest"][0]["name"] == "embedding"

@@ -26,7 +26,7 @@ from yggrt.session import Session
 SAID = "the quick 🎉 fox says two words and more"
 RESULT_KEYS = [
     *("text", "ids", "prompt_ids", "finish_reason", "num_tokens", "num_passes"),
-    *("mean_acceptance_length", "tpot_ms", "ttft_ms"),
+    *("mean_acceptance_length", "tpot_ms", "ttft_ms", "seed"),
 ]
 
 

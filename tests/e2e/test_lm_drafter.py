@@ -308,10 +308,10 @@ def sampled(session: Session, tree: str, sampler: KeyedSampler) -> tuple[Engine,
     graphs: Any = session.graphs
     drafter = new_drafter(session)
     engine = Engine(
-        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows: 1.0, 0.0,
-        OpenGate(), sampler,
+        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree),
+        lambda rows, context: 1.0, 0.0, OpenGate(),
     )  # fmt: skip
-    ids = [engine.start([5, 6, 7, 8])]
+    ids = [engine.start([5, 6, 7, 8], sampler=sampler)]
     while len(ids) < 60:
         ids += engine.step().tokens
     return engine, ids[:60]

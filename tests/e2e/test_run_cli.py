@@ -118,6 +118,56 @@ def test_bench_ends_with_one_json_object(smol_bundle: Path) -> None:
     assert report["speedup"] > 0
 
 
+@pytest.mark.tiny
+def test_bench_of_turns_lines_and_a_trace(tiny_bundle: Path, tmp_path: Path) -> None:
+    turns = tmp_path / "spec.jsonl"
+    turns.write_text(
+        '{"question_id": 81, "category": "writing", "turns": ["the quick brown", "fox"]}\n'
+        '{"question_id": 82, "category": "roleplay", "turns": ["one more word"]}\n'
+    )
+    lines = tmp_path / "words.txt"
+    lines.write_text("says two words\nhello world\n")
+    trace = tmp_path / "trace.json"
+    files = ["--prompts", turns, "--prompts", lines]
+    done = yggrt_command(
+        "bench", tiny_bundle, *files, "-n", "8", "--repeats", "2", "--json", "--trace", trace
+    )
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    report = json.loads(line)
+    assert (report["num_prompts"], report["num_turns"]) == (4, 5)
+    assert set(report["categories"]) == {"writing", "roleplay", "words"}
+    low, high = report["speedup_interval"]
+    assert low <= report["speedup"] <= high
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"prefill", "draft", "verify", "accept", "commit"} <= names
+
+
+@pytest.mark.tiny
+def test_ctrl_c_ends_a_bench_with_what_was_finished(tiny_bundle: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "words.txt"
+    lines.write_text("hello world\n" * 5000)
+    command = [sys.executable, "-m", "yggrt", "bench", str(tiny_bundle), "--prompts", str(lines)]
+    # Progress is shown on terminals only.
+    terminal, stderr = os.openpty()
+    with subprocess.Popen(
+        [*command, "-n", "32", "--json"], stdout=subprocess.PIPE, stderr=stderr, text=True
+    ) as process:
+        os.close(stderr)
+        seen = b""
+        while b"2/5000" not in seen:
+            seen += os.read(terminal, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    errors = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert process.returncode == 130, errors
+    report = json.loads(out.splitlines()[-1])
+    assert report["interrupted"]
+    assert 0 < report["num_prompts"] < 5000
+    assert "interrupted after" in errors
+
+
 @pytest.mark.model
 def test_ctrl_c_ends_a_run_with_its_statistics(smol_bundle: Path) -> None:
     with subprocess.Popen(

@@ -274,7 +274,7 @@ def test_statistics_add_up() -> None:
 def test_a_gate_that_closes_is_reported() -> None:
     graphs = ScriptedGraphs()
     session = Session(
-        Parts(graphs, StubbornDrafter(token=5), lambda num_rows: 1.0 + num_rows / 8, 0.0),
+        Parts(graphs, StubbornDrafter(token=5), lambda rows, context: 1.0 + rows / 8, 0.0),
         text=None,
         eos_ids=(),
         vocab_size=6,

@@ -13,14 +13,17 @@ import tiny_tokenizers as tiny
 from bundle.small import manifest
 from parts import CHAIN, TellingDrafter, TellingGraphs, make, telling
 from rich.console import Console
-from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs
+from scripted import LogitGraphs, OracleDrafter, RandomDrafter, ScriptedGraphs
 
-from yggrt.bench import bench_bundle, fitting, print_tables
+from yggrt.bench import bench_bundle
+from yggrt.bench_runs import fitting
+from yggrt.bench_tables import print_tables
 from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.passes import PassOutput
 from yggrt.core.schema import Golden
 from yggrt.core.tree import TokenTree
 from yggrt.prompts import Prompt, parse_prompts, read_prompts
+from yggrt.sampling.params import SamplingParams
 from yggrt.verify import first_difference, verify_session
 
 SAID = "the quick brown fox says two words and stops, then one more word follows"
@@ -56,6 +59,21 @@ def test_golden_outputs_and_prompts_that_are_right() -> None:
     assert report.mean_acceptance_length > 1.5
     assert report.to_json()["ok"]
     assert list(report.lines())[-1].endswith("all equal")
+
+
+def test_prompts_may_be_sampled_and_golden_outputs_are_greedy() -> None:
+    text = tiny.chatml_text()
+    graphs = LogitGraphs(vocab_size=440, max_model_len=128)
+    session = make(graphs, RandomDrafter(vocab_size=440), text=text, tree=CHAIN)
+    golden = [Golden(prompt_ids=(1, 4), output_ids=tuple(graphs.plain([1, 4], 10)))]
+    prompts = [Prompt("a", "", "hello", False), Prompt("b", "", "the fox", False)]
+    for seed in (3, None):
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        report = verify_session(session, golden, prompts, 12, sampling=sampling)
+        report.check()
+        assert report.num_tokens == 34
+        assert report.seed == (3 if seed else report.seed) is not None
+        assert f"seed {report.seed}" in list(report.lines())[-1]
 
 
 def test_a_wrong_golden_token_is_named() -> None:
@@ -143,7 +161,7 @@ def test_prompt_files(tmp_path: Path) -> None:
     assert parse_prompts(lines, "p") == [
         Prompt("H/0", "", "def f():\n", False),
         Prompt("3", "", "2+2?", True),
-        Prompt("7", "generic", "hi", True),
+        Prompt("7", "generic", "hi", True, ("and",)),
         Prompt("x", "", "hey", True),
     ]
     path = tmp_path / "p.txt"

@@ -31,7 +31,7 @@ def make(
     may be."""
     spec = parse_tree_spec(tree)
     cache = graphs.new_cache()
-    return Engine(graphs, cache, drafter, spec, lambda rows: 1.0, 0.0, gate or OpenGate())
+    return Engine(graphs, cache, drafter, spec, lambda rows, context: 1.0, 0.0, gate or OpenGate())
 
 
 def decode(engine: Engine, ids: list[int], *, reuse: bool = False) -> list[int]:
@@ -55,6 +55,7 @@ def test_tree_emits_what_plain_emits(tree, make_drafter, num_prompt):
     stats = engine.stats
     assert stats.num_tokens == len(expected) - 1 == stats.accepted + stats.num_passes
     assert stats.accepted > 0
+    assert stats.num_tests == sum(num * count for num, count in stats.tests_histogram.items())
 
 
 @pytest.mark.parametrize("row_counts", [(1, 4, 8, 16), tuple(range(1, 17)), (1, 16), (1, 3, 32)])
@@ -77,7 +78,7 @@ def test_an_oracle_fills_every_pass():
     graphs = ScriptedGraphs(max_model_len=3 + 1 + 9 * 4)
     engine = make("sequence:depth=8", OracleDrafter(), graphs)
     decode(engine, [1, 2, 3])
-    assert engine.stats.accepted_histogram == {8: 4}
+    assert engine.stats.accepted_histogram == engine.stats.tests_histogram == {8: 4}
     assert engine.stats.mean_acceptance_length == 9
     assert engine.stats.alpha == 1
     assert ("commit", 8) not in graphs.calls, "a chain's rows lie in place already"
@@ -167,7 +168,15 @@ def test_rows_are_chosen_by_tokens_per_second():
     spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
     steep = {1: 1.0, 4: 1.1, 8: 5.0, 16: 9.0}
     drafter = OracleDrafter(edge=lambda num: 0.6 if num == 1 else 1 / num)
-    engine = Engine(graphs, graphs.new_cache(), drafter, spec, steep.__getitem__, 0.0, OpenGate())
+    engine = Engine(
+        graphs,
+        graphs.new_cache(),
+        drafter,
+        spec,
+        lambda rows, context: steep[rows],
+        0.0,
+        OpenGate(),
+    )
     decode(engine, [1, 2, 3])
     assert set(engine.stats.rows_histogram) <= {1, 2, 3, 4}
 
@@ -177,7 +186,13 @@ def test_a_useless_drafter_costs_little():
     seconds = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}
     spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
     engine = Engine(
-        graphs, graphs.new_cache(), UselessDrafter(), spec, seconds.__getitem__, 0.0, RunningGate()
+        graphs,
+        graphs.new_cache(),
+        UselessDrafter(),
+        spec,
+        lambda rows, context: seconds[rows],
+        0.0,
+        RunningGate(),
     )
     engine.start([1, 2, 3])
     while engine.room:
@@ -194,16 +209,16 @@ def test_a_useless_drafter_that_costs_time_costs_little():
     graphs = ScriptedGraphs(max_model_len=1024)
     spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
     drafter = UselessDrafter(edge=lambda num: 0.01)
+    seconds = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}
     engine = Engine(
-        graphs, graphs.new_cache(), drafter, spec, {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}.__getitem__,
-        0.0, RunningGate(), draft_s=1.0,
+        graphs, graphs.new_cache(), drafter, spec, lambda rows, context: seconds[rows],
+        0.0, RunningGate(), draft_step=lambda nodes, context: 0.25,
     )  # fmt: skip
     assert decode(engine, [1, 2, 3]) == graphs.plain([1, 2, 3], 1021)
     stats = engine.stats
     assert stats.accepted == 0
     assert stats.num_gated > 0.95 * stats.num_passes
     assert stats.num_drafted + stats.num_gated == stats.num_passes
-    seconds = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.2}
     verify_s = sum(seconds[bucket] for call, bucket in graphs.calls if call == "verify")
     assert verify_s + stats.num_drafted * 1.0 <= 1.03 * stats.num_tokens
 
@@ -211,14 +226,14 @@ def test_a_useless_drafter_that_costs_time_costs_little():
 def test_a_drafted_tree_is_verified_more_willingly_the_more_it_cost():
     """What drafting took is spent whatever is verified."""
     rows = []
+    steep = {1: 1.0, 4: 1.4, 8: 2.2, 16: 3.8}
     for draft_s in (0.0, 5.0):
         graphs = ScriptedGraphs(max_model_len=200)
         spec = parse_tree_spec("egt:width=4,depth=4,verify=16")
-        steep = {1: 1.0, 4: 1.4, 8: 2.2, 16: 3.8}
         drafter = OracleDrafter(edge=lambda num: 0.9 if num == 1 else 0.8 / num)
         engine = Engine(
-            graphs, graphs.new_cache(), drafter, spec, steep.__getitem__, 0.0, OpenGate(),
-            draft_s=draft_s,
+            graphs, graphs.new_cache(), drafter, spec, lambda rows, context: steep[rows],
+            0.0, OpenGate(), draft_step=lambda nodes, context, s=draft_s: s / 4,
         )  # fmt: skip
         decode(engine, [1, 2, 3])
         rows.append(engine.stats.num_rows / engine.stats.num_passes)
@@ -262,11 +277,19 @@ def test_the_drafter_hears_of_the_verifiers_noise_before_each_sequence():
 
     graphs = ScriptedGraphs()
     spec = parse_tree_spec(TREES[0])
-    parts = (graphs, graphs.new_cache(), Listener(), spec, lambda rows: 1.0, 0.0, OpenGate())
-    Engine(*parts).start([1, 2])
-    engine = Engine(*parts, Sampler())
-    engine.start([1, 2, 3])
-    engine.start([1, 2, 4], reuse=True)
+    parts = (
+        graphs,
+        graphs.new_cache(),
+        Listener(),
+        spec,
+        lambda rows, context: 1.0,
+        0.0,
+        OpenGate(),
+    )
+    engine = Engine(*parts)
+    engine.start([1, 2])
+    engine.start([1, 2, 3], sampler=Sampler())
+    engine.start([1, 2, 4], reuse=True, sampler=Sampler())
     assert heard == [(None, [1, 2]), ("noise", [1, 2, 3]), ("noise", [1, 2, 4])]
 
 

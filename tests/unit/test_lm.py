@@ -8,11 +8,10 @@ import random
 import pytest
 import torch
 
-from yggrt.core.schema import LatencyPoint, LmDrafter
+from yggrt.core.schema import LmDrafter
 from yggrt.core.spec import draft_steps, parse_tree_spec
 from yggrt.drafters.calibrate_lm import TEMPERATURES, Sample, fit_temperatures
 from yggrt.drafters.lm import NOISE_POOL, best_children, coupled_children
-from yggrt.latency import steps_latency
 
 
 class FixedNoise:
@@ -146,14 +145,3 @@ def test_temperatures_are_positive(temperatures):
 )
 def test_nodes_that_a_tree_expands(text, steps):
     assert draft_steps(parse_tree_spec(text)) == steps
-
-
-def test_seconds_of_a_step_are_those_of_the_graphs_it_runs():
-    points = [
-        LatencyPoint(graph=name, rows=rows, context=256, median_s=median, spread_s=0.0)
-        for name, rows, median in (
-            ("draft_001", 1, 1.0), ("draft_004", 4, 2.0), ("verify_004", 4, 99.0)
-        )
-    ]  # fmt: skip
-    seconds = steps_latency(points, {"draft_001": 1, "draft_004": 4})
-    assert [seconds(num) for num in (1, 2, 4, 5, 7, 8)] == [1.0, 2.0, 2.0, 3.0, 4.0, 4.0]

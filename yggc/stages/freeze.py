@@ -16,7 +16,7 @@ from yggc.stages.adapt import AdaptedModel, adapt_loaded
 from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import Loaded
 from yggc.stages.profile import Profile
-from yggc.stages.search import Searched, calibration_ids, decode
+from yggc.stages.search import Searched, calibration_ids
 from yggrt.core.schema import Golden, GraphSpec, Record
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
@@ -24,6 +24,7 @@ from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.kv import KvCache
+from yggrt.scheduling import decode
 from yggrt.weights import view
 
 NUM_GOLDEN = 3
@@ -67,13 +68,13 @@ def run(
     drafter = NgramDrafter(DEFAULT_PARAMETERS)
     engine = Engine(
         bound.graphs, bound.graphs.new_cache(), drafter, parse_tree_spec("plain"),
-        lambda rows: 1.0, 0.0, OpenGate(),
+        lambda rows, context: 1.0, 0.0, OpenGate(),
     )  # fmt: skip
     ends = set(loaded.eos_ids)
     golden = tuple(
         Golden(
             prompt_ids=tuple(prompt),
-            output_ids=tuple(decode(engine, prompt, GOLDEN_TOKENS, ends)),
+            output_ids=tuple(decode(engine, prompt, GOLDEN_TOKENS, ends)[0]),
         )
         for prompt in prompts
     )

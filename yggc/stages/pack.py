@@ -70,6 +70,7 @@ def run(
         bench_prompts=BENCH_MEMBER,
         members={},
         config={**config.packable(), **resolved},
+        profile=profile.notes,
     )
     return write_bundle(Path(config.output), manifest, _weights(context, adapted, own), members)
 

@@ -51,9 +51,13 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _graph_problems(manifest)
     yield from _model_problems(manifest)
     vocab = manifest.model.vocab_size
-    for index, golden in enumerate(manifest.golden):
-        if any(not 0 <= token < vocab for token in (*golden.prompt_ids, *golden.output_ids)):
-            yield f"golden prompt {index} holds an id outside 0..{vocab - 1}"
+    texts = (("golden prompt", manifest.golden), ("recording", manifest.schedule.recordings))
+    for name, recorded in texts:
+        for index, one in enumerate(recorded):
+            if any(not 0 <= token < vocab for token in (*one.prompt_ids, *one.output_ids)):
+                yield f"{name} {index} holds an id outside 0..{vocab - 1}"
+    if manifest.schedule.objective == "lagrangian" and not manifest.schedule.rate > 0:
+        yield f"the objective is lagrangian and its rate {manifest.schedule.rate}, wanted above 0"
 
 
 def _member_problems(manifest: Manifest) -> Iterator[str]:

@@ -13,7 +13,7 @@ import msgspec
 from yggrt.core.errors import BundleError
 
 FORMAT_VERSION = 3
-# Version 1 lacked what has a default in ModelInfo, version 2 models as drafters.
+# Version 1 lacked what has a default in ModelInfo, version 2 what has one anywhere else.
 READABLE_VERSIONS = (1, 2, 3)
 NUM_EVIDENCE = 6
 
@@ -172,6 +172,32 @@ class LatencyPoint(Record, frozen=True):
     spread_s: float
 
 
+class LatencyJump(Record, frozen=True):
+    """A place where the measured curve of a kind of graph rises or falls as neither reading nor
+    computing explains: between `lower` and `upper` on `axis`, at `at` on the other axis, by the
+    factor `ratio`.
+    """
+
+    kind: str
+    axis: Literal["rows", "context"]
+    at: int
+    lower: int
+    upper: int
+    ratio: float
+
+
+class ProfileNotes(Record, frozen=True):
+    """How the latency table was measured. `busy_share`: share of the processors that other
+    processes took meanwhile, None where it was not measured; `warmup_s`: the first call of every
+    graph together; `num_rounds`: rounds of calls, more where the spread was large.
+    """
+
+    busy_share: float | None = None
+    warmup_s: float = 0.0
+    num_rounds: int = 0
+    jumps: tuple[LatencyJump, ...] = ()
+
+
 class NgramDrafter(Record, frozen=True, tag="ngram", tag_field="kind"):
     """Suffix matches in prompt and output, then in `corpus`: texts that the verifier wrote at
     build time. `acceptance[m][c]`: measured share of positions at which the verifier's choice is
@@ -226,22 +252,16 @@ class TreeSpec(Record, frozen=True):
 
 
 class Candidate(Record, frozen=True):
-    """One schedule that the search looked at: predicted tokens per pass and time per token."""
+    """One schedule that the search looked at: predicted tokens per pass and time per token, and
+    for the best few what short runs measured in turns with plain decoding.
+    """
 
     tree: str
     mean_acceptance_length: float
     tpot_ms: float
     speedup: float
-
-
-class Schedule(Record, frozen=True):
-    """The runtime's default. `rest_s`: measured host seconds per pass outside graphs."""
-
-    tree: str
-    drafter: NgramDrafter | LmDrafter
-    rest_s: float
-    buckets: tuple[int, ...]
-    candidates: tuple[Candidate, ...]
+    measured_tpot_ms: float | None = None
+    measured_speedup: float | None = None
 
 
 class Golden(Record, frozen=True):
@@ -249,6 +269,24 @@ class Golden(Record, frozen=True):
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+
+
+class Schedule(Record, frozen=True):
+    """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph, of
+    which `stage_s` says more; `objective` is what each pass's choice of rows maximises, at `rate`
+    tokens per second if it is the lagrangian. `recordings`: the calibration prompts and answers
+    that all of it was chosen on.
+    """
+
+    tree: str
+    drafter: NgramDrafter | LmDrafter
+    rest_s: float
+    buckets: tuple[int, ...]
+    candidates: tuple[Candidate, ...]
+    objective: Literal["ratio", "lagrangian"] = "ratio"
+    rate: float = 0.0
+    stage_s: dict[str, float] = {}
+    recordings: tuple[Golden, ...] = ()
 
 
 class TextInfo(Record, frozen=True):
@@ -291,6 +329,7 @@ class Manifest(Record, frozen=True):
     bench_prompts: str
     members: dict[str, Member]
     config: dict[str, Any]
+    profile: ProfileNotes = ProfileNotes()
     # The model that drafts, if one does.
     drafter: ModelInfo | None = None
 

@@ -1,91 +1,159 @@
-"""Which tree to ship: replayed acceptance against a latency table. Pure; shared by the compiler
-and `yggrt tune`."""
+"""Which tree to ship: what trees did over recorded outputs, against a latency table. Pure; shared
+by the compiler and `yggrt tune`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from yggrt.core.schema import Candidate
+import msgspec
+
+from yggrt.core.schema import Candidate, TreeSpec
+
+PLAIN = "plain"
+WIDTHS = (1, 2, 4, 8)
+DEPTHS = (1, 2, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What one tree spec did over recorded outputs: passes by the row count of their graph, tokens
-    they emitted.
+    """What one tree spec did over recorded outputs.
 
-    `num_tokens` does not count the token that prefill gives. `num_drafted` passes had a tree grown
-    for them, which takes `draft_s` seconds each.
+    `passes`: how many ran, by the row count of their graph and the length of their context;
+    `num_tokens`: what they emitted, without the token that prefill gives; `host_s`: measured
+    seconds of all of them beside the verify graph, as far as a replay runs it.
     """
 
     tree: str
     num_tokens: int
-    passes_by_rows: Mapping[int, int]
-    num_drafted: int = 0
-    draft_s: float = 0.0
+    passes: Mapping[tuple[int, int], int]
+    host_s: float = 0.0
 
     @property
     def num_passes(self) -> int:
-        return sum(self.passes_by_rows.values())
+        return sum(self.passes.values())
+
+    @property
+    def passes_by_rows(self) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for (rows, _), num in self.passes.items():
+            found[rows] += num
+        return found
 
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens per pass, the bonus token included; 0 without a pass."""
         return self.num_tokens / self.num_passes if self.num_passes else 0.0
 
-    def seconds(self, latency: Callable[[int], float], rest_s: float) -> float:
-        """Predicted time of all passes."""
-        passes_s = sum(num * (latency(rows) + rest_s) for rows, num in self.passes_by_rows.items())
-        return passes_s + self.num_drafted * self.draft_s
+    def seconds(self, latency: Callable[[int, int], float], rest_s: float) -> float:
+        """Predicted time of all passes; `rest_s`: of a pass, beside the graph and `host_s`."""
+        verify_s = sum(num * latency(*key) for key, num in self.passes.items())
+        return verify_s + self.host_s + self.num_passes * rest_s
 
 
 def combine(replays: Iterable[Replay]) -> Replay:
     """The sum of replays of one tree over different recordings; at least one."""
     parts = list(replays)
-    passes: Counter[int] = Counter()
+    passes: Counter[tuple[int, int]] = Counter()
     for part in parts:
-        passes.update(part.passes_by_rows)
+        passes.update(part.passes)
     return Replay(
         parts[0].tree,
         sum(part.num_tokens for part in parts),
         passes,
-        sum(part.num_drafted for part in parts),
-        parts[0].draft_s,
+        sum(part.host_s for part in parts),
     )
 
 
+def plain_replay(recordings: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Replay:
+    """Plain decoding of (prompt, output) ids: one row per token after the first."""
+    passes: Counter[tuple[int, int]] = Counter()
+    for prompt, output in recordings:
+        passes.update((1, len(prompt) + i) for i in range(len(output) - 1))
+    return Replay(PLAIN, passes.total(), passes)
+
+
 def search_schedule(
-    replays: Iterable[Replay], latency: Callable[[int], float], rest_s: float
+    replays: Iterable[Replay],
+    plain: Replay,
+    latency: Callable[[int, int], float],
+    rest_s: float,
 ) -> tuple[Candidate, ...]:
     """Every tree and plain decoding, the least time per token first; on a tie plain, then the
     given order.
 
-    `latency` gives seconds of a verify pass by row count, `rest_s` the host's own seconds per
-    pass.
+    `latency` gives seconds of a verify pass by row count and context length, `rest_s` the seconds
+    of a pass that a replay does not see. Replays that no pass ran in are left out.
     """
-    plain_s = latency(1) + rest_s
-    candidates = [_candidate("plain", 1.0, plain_s, plain_s)]
-    for replay in replays:
-        if not replay.num_passes:
-            continue
-        token_s = replay.seconds(latency, rest_s) / replay.num_tokens
-        candidates.append(_candidate(replay.tree, replay.mean_acceptance_length, token_s, plain_s))
+    plain_s = plain.seconds(latency, rest_s) / plain.num_tokens
+    candidates = [
+        Candidate(
+            tree=one.tree,
+            mean_acceptance_length=one.mean_acceptance_length,
+            tpot_ms=1000 * token_s,
+            speedup=plain_s / token_s,
+        )
+        for one in (plain, *replays)
+        if one.num_passes
+        for token_s in [one.seconds(latency, rest_s) / one.num_tokens]
+    ]
     return tuple(sorted(candidates, key=lambda candidate: candidate.tpot_ms))
 
 
 def choose_buckets(replay: Replay, min_share: float = 0.01) -> tuple[int, ...]:
     """Row counts worth a graph: 1, the largest used, and those that at least `min_share` of the
     passes ran in."""
+    by_rows = replay.passes_by_rows
     least = min_share * replay.num_passes
-    used = {rows for rows, num in replay.passes_by_rows.items() if num >= least}
-    return tuple(sorted({1, max(replay.passes_by_rows, default=1)} | used))
+    used = {rows for rows, num in by_rows.items() if num >= least}
+    return tuple(sorted({1, max(by_rows, default=1)} | used))
 
 
-def _candidate(tree: str, tokens_per_pass: float, token_s: float, plain_s: float) -> Candidate:
-    return Candidate(
-        tree=tree,
-        mean_acceptance_length=tokens_per_pass,
-        tpot_ms=1000 * token_s,
-        speedup=plain_s / token_s,
-    )
+def first_trees(buckets: Sequence[int]) -> list[TreeSpec]:
+    """Equal-growth trees of every width and depth, global frontier, each verified in the largest
+    bucket that it can fill: what is pruned in a pass depends on the pass."""
+    largest = buckets[-1]
+    return [
+        TreeSpec(
+            policy="egt",
+            width=width,
+            depth=depth,
+            children=2 * width,
+            verify=min(largest, 1 + width * depth),
+        )
+        for width in WIDTHS
+        for depth in DEPTHS
+        if largest > 1
+    ]
+
+
+def refined_trees(best: Iterable[TreeSpec], buckets: Sequence[int]) -> list[TreeSpec]:
+    """Neighbours of the best trees: the smaller buckets, and the other frontier."""
+    found = []
+    for spec in best:
+        found += [
+            msgspec.structs.replace(spec, verify=bucket)
+            for bucket in buckets
+            if 1 < bucket < spec.verify
+        ]
+        if spec.policy == "egt" and spec.width > 1:
+            found.append(msgspec.structs.replace(spec, frontier="level"))
+    return list(dict.fromkeys(found))
+
+
+def distinct(candidates: Iterable[Candidate], replays: Iterable[Replay], num: int) -> list[str]:
+    """The first `num` trees that did not all do the same over the recordings; plain decoding is
+    not one."""
+    by_tree = {one.tree: one for one in replays}
+    seen: set[tuple[object, ...]] = set()
+    chosen: list[str] = []
+    for candidate in candidates:
+        if candidate.tree == PLAIN:
+            continue
+        one = by_tree[candidate.tree]
+        did = (one.num_tokens, *sorted(one.passes.items()))
+        if did not in seen and len(chosen) < num:
+            seen.add(did)
+            chosen.append(candidate.tree)
+    return chosen

@@ -1,0 +1,71 @@
+"""What a bundle brings to try trees on: its calibration prompts and answers, or answers to its
+other prompts that are decoded now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from yggrt.bundle import Bundle
+from yggrt.core.errors import RequestError
+from yggrt.core.passes import Graphs
+from yggrt.core.schema import Manifest
+from yggrt.core.schema import NgramDrafter as NgramParameters
+from yggrt.drafters.calibrate import held_out
+from yggrt.drafters.ngram import NgramDrafter
+from yggrt.loading import load_text
+from yggrt.prompts import parse_prompts
+from yggrt.scheduling import Fold, record_answers
+
+# Bundles of format 2 bring no recordings: so many tokens of each prompt are decoded instead.
+NUM_TOKENS = 32
+
+
+def bundle_folds(
+    bundle: Bundle,
+    graphs: Graphs,
+    budget_s: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Fold]:
+    """Recordings, each with a drafter that does not know them.
+
+    Where the bundle has none, its bench prompts are decoded until `budget_s` is over; without
+    text its golden prompts are.
+    """
+    manifest = bundle.manifest
+    parameters = manifest.schedule.drafter
+    if not isinstance(parameters, NgramParameters):
+        raise RequestError(
+            f"{bundle.path.name}: a model drafts, and trees of such bundles are chosen when they "
+            "are built",
+            "build it again on this machine",
+        )
+    recordings = [(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings]
+    if recordings:
+        return list(held_out(parameters, recordings))
+    prompts, drafter = _other_prompts(bundle, graphs, parameters)
+    answers, _ = record_answers(
+        graphs, drafter, prompts, NUM_TOKENS, manifest.model.eos_ids,
+        budget_s=budget_s, on_answer=lambda: progress("decode prompts"),
+    )  # fmt: skip
+    return [(drafter, answers)]
+
+
+def _other_prompts(
+    bundle: Bundle, graphs: Graphs, parameters: NgramParameters
+) -> tuple[list[list[int]], NgramDrafter]:
+    manifest = bundle.manifest
+    text, name = load_text(bundle), manifest.bench_prompts
+    if text is not None and name:
+        encoded = [one.encode(text) for one in parse_prompts(bundle.read(name), name)]
+        fitting = [ids for ids in encoded if len(ids) + NUM_TOKENS < graphs.max_model_len]
+        if fitting:
+            return fitting, NgramDrafter(parameters)
+    golden = [list(one.prompt_ids) for one in manifest.golden]
+    return golden, NgramDrafter(_without_golden(manifest, parameters))
+
+
+def _without_golden(manifest: Manifest, drafter: NgramParameters) -> NgramParameters:
+    """The drafter's parameters without the answers to the golden prompts, which are its first."""
+    return msgspec.structs.replace(drafter, corpus=drafter.corpus[len(manifest.golden) :])

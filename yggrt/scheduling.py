@@ -1,0 +1,372 @@
+"""From recordings and a latency table to a schedule: replay every tree, then measure the best few
+for real. The compiler's search and `yggrt tune` are both this.
+
+A *fold* is a drafter with recordings that it has never seen: what a tree is worth must not come
+from a drafter that knows the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TypeAlias
+
+import msgspec
+
+from yggrt.core.objective import RATIO, Form, Objective
+from yggrt.core.passes import Graphs
+from yggrt.core.schema import Candidate, Golden, Schedule, TreeSpec
+from yggrt.core.schema import LmDrafter as LmParameters
+from yggrt.core.schema import NgramDrafter as NgramParameters
+from yggrt.core.search import (
+    PLAIN,
+    Replay,
+    choose_buckets,
+    combine,
+    distinct,
+    first_trees,
+    plain_replay,
+    refined_trees,
+    search_schedule,
+)
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
+from yggrt.drafters import Drafter
+from yggrt.drafters.calibrate import Recording
+from yggrt.engine import Engine
+from yggrt.gate import OpenGate, RunningGate
+from yggrt.replay import replay
+
+Fold: TypeAlias = tuple[Drafter, Sequence[Recording]]
+Latency: TypeAlias = Callable[[int, int], float]
+
+NUM_MEASURED = 5
+NUM_REFINED = 4
+# Tokens of context at which the drafting of a tree is taken out of what was measured.
+MIDDLING_CONTEXT = 256
+# Tokens of a prompt that the measured runs decode; the recordings say what they will be.
+MEASURED_TOKENS = 32
+
+
+@dataclass(slots=True)
+class Run:
+    """Decoding added up: tokens after each first one, the seconds they took, the engine's stages
+    among them."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    num_passes: int = 0
+    num_tests: int = 0
+    accepted: int = 0
+    stage_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean acceptance length; the last pass of an output may bring tokens past its end."""
+        return (self.accepted + self.num_passes) / self.num_passes
+
+    @property
+    def alpha(self) -> float:
+        """Accepts over tests; 0 without a test."""
+        return self.accepted / self.num_tests if self.num_tests else 0.0
+
+    @property
+    def token_s(self) -> float:
+        return self.seconds / self.num_tokens
+
+    @property
+    def host_s(self) -> float:
+        """Seconds of a pass beside the verify graph."""
+        return (self.seconds - self.stage_s["verify"]) / self.num_passes
+
+    def stages_per_pass(self) -> dict[str, float]:
+        """Seconds of a pass by stage of the host; `other` is what the stages leave."""
+        spent = {name: s for name, s in self.stage_s.items() if name != "verify"}
+        other = self.seconds - sum(self.stage_s.values())
+        return {name: s / self.num_passes for name, s in (*spent.items(), ("other", other))}
+
+    def add(self, other: Run) -> None:
+        self.num_tokens += other.num_tokens
+        self.seconds += other.seconds
+        self.num_passes += other.num_passes
+        self.num_tests += other.num_tests
+        self.accepted += other.accepted
+        for name, seconds in other.stage_s.items():
+            self.stage_s[name] = self.stage_s.get(name, 0.0) + seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What passes cost here. `latency`: seconds of a verify pass by rows and context; `rest_s`: of
+    a pass beside it; `unseen_s`: the part of `rest_s` that replays do not run; `draft_step`: of a
+    growth step of a model that drafts, by nodes and context, beside `rest_s`."""
+
+    latency: Latency
+    rest_s: float
+    unseen_s: float
+    draft_step: Latency = lambda num_nodes, context: 0.0
+
+    def draft_s(self, tree: str) -> float:
+        """Seconds that a model takes to draft a tree, at a middling context."""
+        steps = draft_steps(parse_tree_spec(tree))
+        return sum(self.draft_step(num, MIDDLING_CONTEXT) for num in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much time a search may take. `replay_tokens`: recorded tokens that a tree is replayed
+    over, fewer in the first round; no replay begins after `replay_s`, no measured run after
+    `measure_s`."""
+
+    replay_tokens: int = 2048
+    replay_s: float = 40.0
+    measure_s: float = 60.0
+
+
+def decode(
+    engine: Engine, prompt: Sequence[int], num_tokens: int, eos_ids: Collection[int]
+) -> tuple[list[int], Run]:
+    """At most `num_tokens` ids, EOS the last, and what those after the first took."""
+    output = [engine.start(prompt)]
+    start = perf_counter()
+    while len(output) < num_tokens and engine.room and output[-1] not in eos_ids:
+        for token in engine.step().tokens:
+            output.append(token)
+            if token in eos_ids or len(output) == num_tokens:
+                break
+    seconds = perf_counter() - start
+    stats = engine.stats
+    stages = {str(name): s for name, s in stats.stage_s.items() if name != "prefill"}
+    tests, accepted = stats.num_tests, stats.accepted
+    return output, Run(len(output) - 1, seconds, stats.num_passes, tests, accepted, stages)
+
+
+def record_answers(
+    graphs: Graphs,
+    drafter: Drafter,
+    prompts: Iterable[Sequence[int]],
+    num_tokens: int,
+    eos_ids: Collection[int],
+    *,
+    budget_s: float = float("inf"),
+    on_answer: Callable[[], None] = lambda: None,
+) -> tuple[list[Recording], Run]:
+    """(prompt, output) ids, until `budget_s` is over, and what decoding them took.
+
+    Decodes with a tree, which is faster and emits plain decoding's ids.
+    """
+    start = perf_counter()
+    largest = min(16, graphs.row_counts[-1])
+    tree = f"egt:width=4,depth=4,verify={largest}" if largest > 1 else PLAIN
+    engine = Engine(
+        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree),
+        lambda rows, context: 1.0, 0.0, OpenGate(),
+    )  # fmt: skip
+    recordings: list[Recording] = []
+    total = Run()
+    for prompt in prompts:
+        if recordings and perf_counter() - start > budget_s:
+            break
+        output, run = decode(engine, prompt, num_tokens, eos_ids)
+        recordings.append((prompt, output))
+        total.add(run)
+        on_answer()
+    return recordings, total
+
+
+def measured_costs(latency: Latency, run: Run) -> Costs:
+    """Costs with the host's part taken from a run that drafted in every pass."""
+    if not run.num_passes:
+        return Costs(latency, 0.0, 0.0)
+    stages = run.stages_per_pass()
+    return Costs(latency, run.host_s, stages["commit"] + max(0.0, stages["other"]))
+
+
+def find_schedule(
+    graphs: Graphs,
+    folds: Sequence[Fold],
+    costs: Costs,
+    shipped: NgramParameters | LmParameters,
+    *,
+    buckets: Sequence[int],
+    trees: Sequence[TreeSpec] | None,
+    form: Form,
+    eos_ids: Collection[int],
+    limits: Limits,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Schedule:
+    """The schedule to ship with the drafter `shipped`: of the best trees by prediction the one
+    that short runs measured to be the fastest, or plain decoding.
+
+    `trees` None searches; given ones are all that is looked at, and a single one is taken
+    whatever is measured. `buckets`: row counts that a tree may be pruned to.
+    """
+    search = _Search(graphs, folds, costs, limits, progress)
+    search.replay_all(first_trees(buckets) if trees is None else trees, share=4)
+    if trees is None:
+        best = [parse_tree_spec(tree) for tree in search.best(NUM_REFINED)]
+        search.replay_all([*best, *refined_trees(best, buckets)], share=1)
+    candidates = search.candidates()
+    objective = RATIO
+    if form == "lagrangian":
+        # The rate that the choices bring is the rate that they are made at: a fixed point.
+        for _ in range(2):
+            objective = Objective("lagrangian", 1000 / candidates[0].tpot_ms)
+            best = [parse_tree_spec(tree) for tree in search.best(NUM_MEASURED)]
+            search.replay_all(best, share=1, objective=objective)
+            candidates = search.candidates()
+    chosen = search.best(NUM_MEASURED)
+    runs = measure_trees(
+        graphs, folds, chosen, costs, objective, eos_ids, limits.measure_s, progress
+    )
+    candidates = tuple(_with_measured(one, runs) for one in candidates)
+    measured = [one for one in candidates if one.measured_tpot_ms is not None]
+    winner = min(measured or candidates, key=lambda one: one.measured_tpot_ms or one.tpot_ms)
+    tree = format_tree_spec(trees[0]) if trees is not None and len(trees) == 1 else winner.tree
+    taken = runs.get(tree)
+    shortlist = [one for one in candidates if one.tree in (*chosen, PLAIN)]
+    return Schedule(
+        tree=tree,
+        drafter=shipped,
+        rest_s=max(0.0, taken.host_s - costs.draft_s(tree)) if taken else costs.rest_s,
+        buckets=choose_buckets(search.replays[tree]) if tree in search.replays else (1,),
+        candidates=tuple(sorted(shortlist, key=lambda one: one.measured_tpot_ms or one.tpot_ms)),
+        objective=form if objective is not RATIO else "ratio",
+        rate=objective.rate,
+        stage_s=taken.stages_per_pass() if taken else {},
+        recordings=tuple(
+            Golden(prompt_ids=tuple(prompt), output_ids=tuple(output))
+            for prompt, output in _in_turns(folds)
+        ),
+    )
+
+
+class _Search:
+    """Replays of trees over the folds, and what they predict."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        folds: Sequence[Fold],
+        costs: Costs,
+        limits: Limits,
+        progress: Callable[[str], None],
+    ) -> None:
+        total = sum(len(output) for _, recordings in folds for _, output in recordings)
+        self._graphs, self._costs, self._progress = graphs, costs, progress
+        self._folds = _thinned(folds, max(1, round(total / limits.replay_tokens)))
+        self._end_s = perf_counter() + limits.replay_s
+        self.replays: dict[str, Replay] = {}
+        self._share = 1
+
+    def replay_all(
+        self, specs: Iterable[TreeSpec], share: int, objective: Objective = RATIO
+    ) -> None:
+        """Replays each tree over one in `share` recordings; earlier results on another share are
+        forgotten, since only trees over the same texts compare."""
+        folds = _thinned(self._folds, share)
+        if share != self._share:
+            self.replays = {}
+        self._share = share
+        self._plain = plain_replay(one for _, recordings in folds for one in recordings)
+        for spec in specs:
+            tree = format_tree_spec(spec)
+            if spec.policy == PLAIN or (self.replays and perf_counter() > self._end_s):
+                continue
+            self._progress(tree)
+            self.replays[tree] = combine(
+                replay(
+                    drafter, spec, recordings, self._graphs.row_counts, self._costs.latency,
+                    self._costs.rest_s, RunningGate(), objective, self._costs.draft_step,
+                )
+                for drafter, recordings in folds
+            )  # fmt: skip
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        costs = self._costs
+        if not self._plain.num_tokens:
+            # Every recorded answer ended after its first token: there is nothing to draft.
+            token_ms = 1000 * (costs.latency(1, 0) + costs.unseen_s)
+            return (
+                Candidate(tree=PLAIN, mean_acceptance_length=1.0, tpot_ms=token_ms, speedup=1.0),
+            )
+        return search_schedule(self.replays.values(), self._plain, costs.latency, costs.unseen_s)
+
+    def best(self, num: int) -> list[str]:
+        return distinct(self.candidates(), self.replays.values(), num)
+
+
+def measure_trees(
+    graphs: Graphs,
+    folds: Sequence[Fold],
+    trees: Sequence[str],
+    costs: Costs,
+    objective: Objective,
+    eos_ids: Collection[int],
+    budget_s: float,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Run]:
+    """Short runs of recorded prompts with each tree and with plain decoding, in turns: plain, the
+    trees, the trees backwards, plain. Of the two runs of a prompt the quicker counts, since
+    disturbances only add. No prompt begins after `budget_s`, but for the first.
+    """
+    start, cache = perf_counter(), graphs.new_cache()
+    ways = [PLAIN, *trees]
+    total = {way: Run() for way in ways}
+    engines: dict[tuple[str, int], Engine] = {}
+
+    def engine(way: str, fold: int) -> Engine:
+        if (way, fold) not in engines:
+            engines[way, fold] = Engine(
+                graphs, cache, folds[fold][0], parse_tree_spec(way), costs.latency, costs.rest_s,
+                RunningGate(), objective=objective, draft_step=costs.draft_step,
+            )  # fmt: skip
+        return engines[way, fold]
+
+    turns = [
+        (fold, recording)
+        for turn in range(max((len(recordings) for _, recordings in folds), default=0))
+        for fold, (_, recordings) in enumerate(folds)
+        for recording in recordings[turn : turn + 1]
+        if len(recording[1]) > 1
+    ]
+    for number, (fold, (prompt, output)) in enumerate(turns):
+        if number and perf_counter() - start > budget_s:
+            break
+        progress(f"measure prompt {number + 1}")
+        num = min(MEASURED_TOKENS, len(output))
+        if not number:
+            for way in ways:
+                decode(engine(way, fold), prompt, num, eos_ids)
+        runs: dict[str, Run] = {}
+        for way in (*ways, *reversed(ways)):
+            run = decode(engine(way, fold), prompt, num, eos_ids)[1]
+            if way not in runs or run.seconds < runs[way].seconds:
+                runs[way] = run
+        for way, run in runs.items():
+            total[way].add(run)
+    return {way: run for way, run in total.items() if run.num_passes}
+
+
+def _with_measured(candidate: Candidate, runs: dict[str, Run]) -> Candidate:
+    if candidate.tree not in runs:
+        return candidate
+    token_s = runs[candidate.tree].token_s
+    return msgspec.structs.replace(
+        candidate,
+        measured_tpot_ms=1000 * token_s,
+        measured_speedup=runs[PLAIN].token_s / token_s,
+    )
+
+
+def _thinned(folds: Sequence[Fold], every: int) -> list[Fold]:
+    """Every `every`-th recording of each fold, at least one."""
+    return [(drafter, recordings[::every]) for drafter, recordings in folds]
+
+
+def _in_turns(folds: Sequence[Fold]) -> list[Recording]:
+    """The recordings in the order in which `held_out` dealt them."""
+    longest = max((len(recordings) for _, recordings in folds), default=0)
+    return [
+        one for i in range(longest) for _, recordings in folds for one in recordings[i : i + 1]
+    ]
