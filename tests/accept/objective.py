@@ -35,7 +35,7 @@ from yggrt.core.objective import RATIO, Objective
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import PLAIN, distinct, plain_replay, search_schedule
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
-from yggrt.drafters import Drafter
+from yggrt.drafters import Candidate, Drafter
 from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
@@ -347,8 +347,9 @@ class NeverRight:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
-    def candidates(self, path_tokens: Sequence[int], num: int) -> list[tuple[int, float]]:
-        return [(self._wrong + i, 0.9 / (i + 1) ** 4) for i in range(min(num, 4))]
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
+        wrong = [(self._wrong + i, 0.9 / (i + 1) ** 4) for i in range(min(num, 4))]
+        return [wrong for _ in paths]
 
 
 def never(bench: Bench, num_tokens: int, tree: str) -> dict[str, Any]:

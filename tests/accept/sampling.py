@@ -74,7 +74,7 @@ def full_tree_ids(
     vocab = graphs.model.vocab_size
     engine = Engine(
         graphs, session._cache, RecordedDrafter(prompt, plain, vocab), parse_tree_spec(tree),
-        lambda rows: 1.0, 0.0, OpenGate(),
+        lambda rows, context: 1.0, 0.0, OpenGate(),
     )  # fmt: skip
     sampler = Sampler(
         SamplingParams(**options), prompt, vocab_size=vocab, seed=options["seed"],

@@ -41,7 +41,7 @@ def full_tree_ids(
     graphs: Any = session.graphs
     drafter = RecordedDrafter(prompt, plain, graphs.model.vocab_size)
     engine = Engine(
-        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows: 1.0, 0.0,
+        graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda rows, context: 1.0, 0.0,
         OpenGate(),
     )  # fmt: skip
     params = SamplingParams(**options)

@@ -54,8 +54,8 @@ def decoded(tree: str, seed: int) -> Callable[[Chance], tuple[int, ...]]:
         graphs = ScriptedGraphs(vocab_size=3, row_counts=(1, 4, 16), max_model_len=16)
         drafter = RandomDrafter(vocab_size=3, seed=seed)
         engine = Engine(
-            graphs, graphs.new_cache(), drafter, parse_tree_spec(tree), lambda n: 1.0, 0.0,
-            OpenGate(),
+            graphs, graphs.new_cache(), drafter, parse_tree_spec(tree),
+            lambda rows, context: 1.0, 0.0, OpenGate(),
         )  # fmt: skip
         chosen: list[int] = []
 
