@@ -57,7 +57,7 @@ def test_a_tuned_bundle_has_new_times_and_the_same_weights_and_answers(
     assert contexts == {4, 32, 128, 255}
     verify = {graph.name for graph in after.graphs if graph.kind == "verify"}
     assert {p.rows for p in after.latency if p.graph in verify} == {1, 4, 16, 64}
-    assert after.profile.num_rounds >= 3
+    assert after.profile.num_rounds >= 2
     assert after.schedule.recordings == before.schedule.recordings
     measured = [one for one in after.schedule.candidates if one.measured_tpot_ms]
     assert measured[0].tree == after.schedule.tree
