@@ -202,8 +202,10 @@ def find_schedule(
     whatever is measured. `buckets`: row counts that a tree may be pruned to.
     """
     search = _Search(graphs, folds, costs, limits, progress)
-    search.replay_all(first_trees(buckets) if trees is None else trees, share=4)
-    if trees is None:
+    if trees is not None:
+        search.replay_all(trees, share=1)
+    else:
+        search.replay_all(first_trees(buckets), share=4)
         best = [parse_tree_spec(tree) for tree in search.best(NUM_REFINED)]
         search.replay_all([*best, *refined_trees(best, buckets)], share=1)
     candidates = search.candidates()
@@ -216,9 +218,9 @@ def find_schedule(
             search.replay_all(best, share=1, objective=objective)
             candidates = search.candidates()
     chosen = search.best(NUM_MEASURED)
-    runs = measure_trees(
-        graphs, folds, chosen, costs, objective, eos_ids, limits.measure_s, progress
-    )
+    # Where there is no choice the numbers are for the record.
+    measure_s = limits.measure_s / (1 if trees is None else 4)
+    runs = measure_trees(graphs, folds, chosen, costs, objective, eos_ids, measure_s, progress)
     candidates = tuple(_with_measured(one, runs) for one in candidates)
     measured = [one for one in candidates if one.measured_tpot_ms is not None]
     winner = min(measured or candidates, key=lambda one: one.measured_tpot_ms or one.tpot_ms)
@@ -257,17 +259,17 @@ class _Search:
         self._folds = _thinned(folds, max(1, round(total / limits.replay_tokens)))
         self._end_s = perf_counter() + limits.replay_s
         self.replays: dict[str, Replay] = {}
-        self._share = 1
+        self._way = (1, RATIO)
 
     def replay_all(
         self, specs: Iterable[TreeSpec], share: int, objective: Objective = RATIO
     ) -> None:
-        """Replays each tree over one in `share` recordings; earlier results on another share are
-        forgotten, since only trees over the same texts compare."""
+        """Replays each tree over one in `share` recordings; results on another share or with
+        another objective are forgotten, since they do not compare."""
         folds = _thinned(self._folds, share)
-        if share != self._share:
+        if (share, objective) != self._way:
             self.replays = {}
-        self._share = share
+        self._way = (share, objective)
         self._plain = plain_replay(one for _, recordings in folds for one in recordings)
         for spec in specs:
             tree = format_tree_spec(spec)
