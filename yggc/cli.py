@@ -28,6 +28,7 @@ from yggrt.terminal import (
     reports_errors,
     warn,
 )
+from yggrt.threads import wait_briefly
 
 if TYPE_CHECKING:
     from yggc.config import BuildConfig
@@ -238,6 +239,7 @@ def build(
 
     preflight(config)
     with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
+        wait_briefly()
         from yggc.pipeline import build as run_pipeline
 
         result = run_pipeline(config, reporter, stop_after=stop_after)
@@ -296,6 +298,7 @@ def profile_command(
 
     preflight(config)
     with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
+        wait_briefly()
         from yggc.pipeline import profile_build
         from yggc.report import print_profile
         from yggc.stages.profile import write_profile

@@ -25,6 +25,7 @@ from yggrt.memory import has_room_for
 from yggrt.session import Parts, Session
 from yggrt.target import check_target, host_target
 from yggrt.text import Text
+from yggrt.threads import wait_briefly
 
 if TYPE_CHECKING:
     from yggrt.graphs import AotGraphs
@@ -106,6 +107,7 @@ def load_graphs(
         on_note(note)
     unpacked = bundle.unpack(cache)
 
+    wait_briefly()
     import torch
 
     from yggrt.graphs import AotGraphs
