@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bundles
 import pytest
+
+from yggrt.threads import wait_briefly
+
+# Before anything imports torch.
+wait_briefly()
+
+import bundles  # noqa: E402
 
 
 @pytest.fixture(scope="session", params=["static", "dynamic"])
