@@ -235,11 +235,7 @@ def build(
         _dry_run(config, as_json)
         return
 
-    from yggc.preflight import preflight
-
-    preflight(config)
-    with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
-        wait_briefly()
+    with _checked_machine(config):
         from yggc.pipeline import build as run_pipeline
 
         result = run_pipeline(config, reporter, stop_after=stop_after)
@@ -294,11 +290,7 @@ def profile_command(
     }
     config, reporter = _prepare(recipe, flags, as_json, dry_run=False)
 
-    from yggc.preflight import preflight
-
-    preflight(config)
-    with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
-        wait_briefly()
+    with _checked_machine(config):
         from yggc.pipeline import profile_build
         from yggc.report import print_profile
         from yggc.stages.profile import write_profile
@@ -306,6 +298,17 @@ def profile_command(
         found, measured = profile_build(config, reporter)
         write_profile(output, found, measured)
     print_profile(str(output), found.digest, measured, as_json)
+
+
+@contextmanager
+def _checked_machine(config: BuildConfig) -> Iterator[None]:
+    """Around the stages of a build: what the machine lacks is said before, what stops it after."""
+    from yggc.preflight import preflight
+
+    preflight(config)
+    with _disk_full_reported(Path(config.work_dir)), _interrupt_reported():
+        wait_briefly()
+        yield
 
 
 def _prepare(
