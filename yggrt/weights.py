@@ -59,6 +59,21 @@ def view(storage: torch.UntypedStorage, spec: WeightSpec) -> torch.Tensor:
     return flat.set_(storage, spec.offset // dtype.itemsize, spec.shape, stride)
 
 
+def file_chunks(
+    path: Path, offset: int, num_bytes: int, chunk_bytes: int = 1 << 24
+) -> Iterator[bytes]:
+    """`num_bytes` of a file from `offset` on in pieces; unlike a mapping's pages, what was read
+    takes no memory afterwards."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while num_bytes:
+            chunk = file.read(min(chunk_bytes, num_bytes))
+            if not chunk:
+                raise ValueError(f"{path}: ends {num_bytes} bytes too soon")
+            num_bytes -= len(chunk)
+            yield chunk
+
+
 def tensor_chunks(tensor: torch.Tensor, chunk_bytes: int = 1 << 24) -> Iterator[memoryview]:
     """The bytes of a contiguous CPU tensor in pieces, not copied; the iterator keeps it alive."""
     if not tensor.is_contiguous() or tensor.device.type != "cpu":

@@ -390,3 +390,30 @@ def test_wheel_refusals(text: str, message: str, work: WorkDir) -> None:
     with pytest.raises(SourceError, match=message):
         resolve_source(text, work)
     assert not list(work.root.rglob("*.gguf"))
+
+
+def mapped_kb(path: Path) -> int:
+    """Resident memory of this process's mappings of a file."""
+    kb, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            kb += int(line.split()[1])
+    return kb
+
+
+def test_released_sources_hold_no_memory(
+    llama_dir: Path, write_gguf: Callable[..., Path], work: WorkDir
+) -> None:
+    for source, file in (
+        (llama_dir, llama_dir / "model.safetensors"),
+        *((path, path) for path in (write_gguf(),)),
+    ):
+        checkpoint = opened(source, work)
+        before = {name: checkpoint.read(name).clone() for name in checkpoint.tensor_names}
+        assert mapped_kb(file.resolve()) > 0
+        checkpoint.release()
+        assert mapped_kb(file.resolve()) == 0
+        for name, tensor in before.items():
+            assert torch.equal(checkpoint.read(name), tensor)

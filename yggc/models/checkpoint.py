@@ -98,6 +98,9 @@ class Checkpoint(ABC):
         """
         raise AssertionError(f"{name} is not stored in blocks")
 
+    def release(self) -> None:
+        """Gives back the memory of what was read; what is read later is mapped anew."""
+
     @property
     def num_parameters(self) -> int:
         return sum(math.prod(self.shape(name)) for name in self.tensor_names)
@@ -200,6 +203,9 @@ class DirectoryCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         return self._read_stored(self._names[name])
+
+    def release(self) -> None:
+        self._files.clear()
 
     def _read_stored(self, key: str) -> torch.Tensor:
         file = self._stored[key].file

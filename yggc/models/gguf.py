@@ -141,6 +141,9 @@ class GgufCheckpoint(Checkpoint):
     def not_kept(self) -> Mapping[str, str]:
         return {name: why for name, why in self._quantised.items() if isinstance(why, str)}
 
+    def release(self) -> None:
+        self._file.release()
+
     def read_blocks(self, name: str) -> np.ndarray:
         order = self._quantised[name]
         assert not isinstance(order, str), order

@@ -167,6 +167,11 @@ class GgufFile:
         raw = np.frombuffer(self._map, np.uint8, self._size(tensor), tensor.offset)
         return raw.reshape(*outer, row // block * size)
 
+    def release(self) -> None:
+        """Gives back the memory of what was read; what is read later comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def read(self, name: str) -> np.ndarray:
         """Tensor `name` as float32, row-major; a fresh array that may be written."""
         tensor = self.tensors[name]

@@ -93,8 +93,10 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
         weights = write_weight_file(
             out / WEIGHTS_FILE, tensors, lambda num_bytes: progress.advance(1)
         )
+    context.checkpoint.release()
     drafter = None
     if loaded.drafter is not None:
+        context.drafter_checkpoint.release()
         slots = config.most_draft_rows
         info = _model_info(loaded.drafter, small, slots, config.max_depth)
         used = {name: weights[name] for name in dict.fromkeys(tied.values())}

@@ -18,7 +18,7 @@ from yggc.stages.search import Searched
 from yggrt import __version__
 from yggrt.bundle import WeightSource, write_bundle
 from yggrt.core.schema import FORMAT_VERSION, Manifest
-from yggrt.weights import map_file, tensor_chunks, view
+from yggrt.weights import file_chunks, tensor_chunks
 
 OPERATORS_MEMBER = "code/operators.so"
 BENCH_MEMBER = "bench.jsonl"
@@ -78,16 +78,21 @@ def run(
 def _weights(
     context: Context, adapted: AdaptedModel, own: dict[str, torch.Tensor]
 ) -> list[WeightSource]:
-    """Packed weights as views of the file they were written to, then the graphs' own values."""
+    """Packed weights, read from the file they were written to, then the graphs' own values."""
     path = context.folders["adapt"] / WEIGHTS_FILE
-    storage = map_file(path, path.stat().st_size)
-    tensors = {name: view(storage, spec) for name, spec in adapted.all_weights.items()} | own
-    return [
+    packed = [
+        WeightSource(
+            name, spec.dtype, spec.shape, partial(file_chunks, path, spec.offset, spec.num_bytes)
+        )
+        for name, spec in adapted.all_weights.items()
+        if name not in own
+    ]
+    return packed + [
         WeightSource(
             name,
             str(tensor.dtype).removeprefix("torch."),  # type: ignore[arg-type]
             tuple(tensor.shape),
             partial(tensor_chunks, tensor),
         )
-        for name, tensor in tensors.items()
+        for name, tensor in own.items()
     ]
