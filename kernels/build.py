@@ -8,6 +8,7 @@ the ones its code needs.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
 import platform
@@ -21,11 +22,12 @@ from typing import Literal
 
 from yggrt.core.errors import YggError
 
-Isa = Literal["native", "avx512_vnni", "avx512", "avx2", "neon"]
+Isa = Literal["native", "avx512_amx", "avx512_vnni", "avx512", "avx2", "neon"]
 
 SOURCE_DIR = Path(__file__).parent / "cpu"
 HEADERS = (
-    "vec.h", "formats.h", "tile.h", "integer.h", "linear.h", "embedding.h", "attention.h", "kv.h",
+    "vec.h", "formats.h", "tile.h", "integer.h", "amx.h", "linear.h", "embedding.h", "attention.h",
+    "kv.h",
 )  # fmt: skip
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
 # Two libraries in one process must not share inline functions: they may be for different machines.
@@ -39,6 +41,10 @@ AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512v
 AVX512_NAMES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # Compiler flags, and the names of what they need as /proc/cpuinfo spells them.
 ISA_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "avx512_amx": (
+        (*AVX512_FLAGS, "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
+        (*AVX512_NAMES, "avx512_vnni", "amx_tile", "amx_bf16"),
+    ),
     "avx512_vnni": ((*AVX512_FLAGS, "-mavx512vnni"), (*AVX512_NAMES, "avx512_vnni")),
     "avx512": (AVX512_FLAGS, AVX512_NAMES),
     "avx2": (AVX2_FLAGS, ("avx2", "fma", "f16c")),
@@ -72,6 +78,15 @@ def host_cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+def kernel_allows_tiles() -> bool:
+    """Whether this process may use AMX: Linux keeps its registers for those that asked, and a
+    sandbox may refuse."""
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
+
+
 def resolve_isa(isa: Isa) -> str:
     """The instruction set that `isa` names; `native` is the best one that this machine has."""
     if isa != "native":
@@ -83,7 +98,7 @@ def resolve_isa(isa: Isa) -> str:
         return isa
     flags = host_cpu_flags()
     for name, (_, needed) in ISA_FLAGS.items():
-        if flags.issuperset(needed):
+        if flags.issuperset(needed) and ("amx_tile" not in needed or kernel_allows_tiles()):
             return name
     raise KernelBuildError(
         f"this {platform.machine()} CPU has none of AVX-512, AVX2 with FMA, or NEON",

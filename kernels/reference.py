@@ -15,17 +15,28 @@ PANEL = 16
 
 
 def pack_panels(weight: Tensor) -> Tensor:
-    """A matrix [N, K] in panels [ceil(N / 16), K, 16] of the same dtype, zero padded."""
+    """A matrix [N, K] in panels [ceil(N / 16), K, 16] of the same dtype, zero padded; of bfloat16
+    each two neighbours in k lie side by side, [K / 2, 16, 2], an odd last one by itself.
+    """
     num_outputs, num_k = weight.shape
     num_panels = -(-num_outputs // PANEL)
     padded = weight.new_zeros(num_panels * PANEL, num_k)
     padded[:num_outputs] = weight
-    return padded.view(num_panels, PANEL, num_k).transpose(1, 2).contiguous()
+    panels = padded.view(num_panels, PANEL, num_k).transpose(1, 2).contiguous()
+    if weight.dtype == torch.bfloat16:
+        pairs = panels[:, : num_k // 2 * 2].unflatten(1, (-1, 2))
+        panels[:, : num_k // 2 * 2] = pairs.transpose(2, 3).reshape(num_panels, -1, PANEL)
+    return panels
 
 
 def unpack_panels(panels: Tensor, num_outputs: int) -> Tensor:
     """The inverse of pack_panels: [num_outputs, K]."""
-    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:num_outputs]
+    num_panels, num_k, _ = panels.shape
+    if panels.dtype == torch.bfloat16:
+        panels = panels.clone()
+        pairs = panels[:, : num_k // 2 * 2].reshape(num_panels, -1, PANEL, 2)
+        panels[:, : num_k // 2 * 2] = pairs.transpose(2, 3).reshape(num_panels, -1, PANEL)
+    return panels.transpose(1, 2).reshape(-1, num_k)[:num_outputs]
 
 
 def _pieces(raw: Tensor, count: int) -> Tensor:

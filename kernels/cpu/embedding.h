@@ -19,8 +19,10 @@ inline float to_float(bf16 a) {
 // out[k] = row `row` of the packed matrix.
 template <class T>
 void gather_row(const T* panels, std::int64_t num_k, std::int64_t row, float* out) {
-  const T* column = panels + (row / kPanel) * num_k * kPanel + row % kPanel;
-  for (std::int64_t k = 0; k < num_k; ++k) out[k] = to_float(column[k * kPanel]);
+  const T* panel = panels + (row / kPanel) * num_k * kPanel;
+  for (std::int64_t k = 0; k < num_k; ++k) {
+    out[k] = to_float(panel[place_in_panel<T>(k, row % kPanel, num_k)]);
+  }
 }
 
 template <class F>

@@ -18,6 +18,15 @@
 namespace ygg {
 
 constexpr int kPanel = 16;
+
+// Place of value `k` of column `c` in a panel of floats over num_k values. Two neighbours in k of
+// bfloat16 lie side by side, but for the last of an odd number.
+template <class T>
+constexpr std::int64_t place_in_panel(std::int64_t k, std::int64_t c, std::int64_t num_k) {
+  const bool paired = sizeof(T) == sizeof(bf16) && (k | 1) < num_k;
+  return paired ? (k / 2 * kPanel + c) * 2 + k % 2 : k * kPanel + c;
+}
+
 constexpr int kVecsPerPanel = kPanel / kLanes;
 constexpr int kPieceK = 32;
 constexpr int kVecBytes = 4 * kLanes;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "amx.h"
 #include "formats.h"
 #include "integer.h"
 #include "tile.h"
@@ -45,6 +46,7 @@ struct LinearWeight {
 struct LinearRows {
   const float* packed;          // pack_rows' result (for one row: x itself), or null
   const std::int32_t* integer;  // quantize_rows' result, or null: quantised weights take floats
+  const std::uint8_t* parts;    // split_rows' result, or null: bfloat16 weights take floats
   std::int64_t num_rows;
   std::int64_t num_k;
 };
@@ -53,6 +55,9 @@ struct LinearRows {
 inline std::int64_t linear_scratch_floats(std::int64_t num_rows) {
   return num_rows * 2 * kPanel + 2 * kChunkK * kPanel;
 }
+#if defined(YGG_AMX)
+static_assert(kBf16ScratchFloats <= 2 * kChunkK * kPanel);
+#endif
 
 // Part `part` of `num_parts` of the transposed row blocks: block b lies at packed + begin(b) *
 // num_k as [num_k][size]. The split is by k, so that any number of threads shares a single
@@ -68,6 +73,78 @@ inline void pack_rows(const float* x, std::int64_t num_rows, std::int64_t num_k,
                packed + blocks.begin(b) * num_k + k_begin * size);
   }
 }
+
+// What one call computes beside its weights, and where it lies in one block of memory: the rows in
+// the forms that the weights need, then every thread's scratch.
+class LinearPlan {
+ public:
+  LinearPlan(const LinearWeight* weights, std::int64_t num_weights, bool integer,
+             std::int64_t num_rows, std::int64_t num_k)
+      : num_rows_(num_rows), num_k_(num_k) {
+    for (std::int64_t i = 0; i < num_weights; ++i) {
+      if (integer && weights[i].quantized()) {
+        integer_ = true;
+      } else if (kSplitsRows && weights[i].format == kBfloat16) {
+        splits_ = true;
+      } else {
+        floats_ = true;
+      }
+    }
+    if (packs()) integer_at_ = lines(num_rows * num_k * sizeof(float));
+    parts_at_ = integer_at_;
+    if (integer_) parts_at_ += lines(quantized_words(num_rows, num_k) * sizeof(std::int32_t));
+    scratch_at_ = parts_at_;
+#if defined(YGG_AMX)
+    if (splits_) scratch_at_ += lines(part_bytes(num_rows, num_k));
+#endif
+    scratch_bytes_ = lines(linear_scratch_floats(num_rows) * sizeof(float));
+  }
+
+  std::int64_t num_bytes(int num_threads) const {
+    return scratch_at_ + num_threads * scratch_bytes_;
+  }
+  // Whether prepare has anything to do; if so, all of it comes before the first product.
+  bool prepares() const { return packs() || integer_ || splits_; }
+  // Part `part` of `num_parts`.
+  void prepare(const float* x, char* memory, std::int64_t part, std::int64_t num_parts) const {
+    if (packs()) {
+      pack_rows(x, num_rows_, num_k_, reinterpret_cast<float*>(memory), part, num_parts);
+    }
+    if (integer_) {
+      quantize_rows(x, num_rows_, num_k_, reinterpret_cast<std::int32_t*>(memory + integer_at_),
+                    part, num_parts);
+    }
+#if defined(YGG_AMX)
+    if (splits_) {
+      split_rows(x, num_rows_, num_k_, reinterpret_cast<std::uint8_t*>(memory + parts_at_), part,
+                 num_parts);
+    }
+#endif
+  }
+  LinearRows rows(const float* x, const char* memory) const {
+    return {packs() ? reinterpret_cast<const float*>(memory) : x,
+            integer_ ? reinterpret_cast<const std::int32_t*>(memory + integer_at_) : nullptr,
+            splits_ ? reinterpret_cast<const std::uint8_t*>(memory + parts_at_) : nullptr,
+            num_rows_, num_k_};
+  }
+  float* scratch(char* memory, std::int64_t thread) const {
+    return reinterpret_cast<float*>(memory + scratch_at_ + thread * scratch_bytes_);
+  }
+
+ private:
+#if defined(YGG_AMX)
+  static constexpr bool kSplitsRows = true;
+#else
+  static constexpr bool kSplitsRows = false;
+#endif
+  static std::int64_t lines(std::int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+  // One row is its own packed form.
+  bool packs() const { return floats_ && num_rows_ > 1; }
+
+  std::int64_t num_rows_, num_k_;
+  bool floats_ = false, integer_ = false, splits_ = false;
+  std::int64_t integer_at_ = 0, parts_at_ = 0, scratch_at_ = 0, scratch_bytes_ = 0;
+};
 
 // total[r] = total[r] + first chunk's sum + second chunk's sum, in this order; two chunks at once
 // hide the latency of the additions when there are few rows.
@@ -339,6 +416,31 @@ void multiply_quantized(const LinearRows& rows, const LinearWeight& weight, std:
   }
 }
 
+// Bfloat16 weights as they suit the machine.
+inline void multiply_bf16(const LinearRows& rows, const LinearWeight& weight, std::int64_t begin,
+                          std::int64_t end, float* scratch) {
+#if defined(YGG_AMX)
+  const auto* weights = static_cast<const bf16*>(weight.panels);
+  float* rest = scratch + rows.num_rows * 2 * kPanel;
+  Tiles tiles(bf16_shapes(RowBlocks(rows.num_rows, kTileRows).size(0)));
+  std::int64_t panel = begin;
+  for (; panel + 2 <= end; panel += 2) {
+    multiply_bf16_panels<2>(tiles, rows.parts, rows.num_rows, rows.num_k,
+                            weights + panel * rows.num_k * kPanel, rest, scratch, kAheadBytes);
+    for (int p = 0; p < 2; ++p) {
+      finish_panel(weight, panel + p, rows.num_rows, scratch + p * kPanel, 2 * kPanel);
+    }
+  }
+  for (; panel < end; ++panel) {
+    multiply_bf16_panels<1>(tiles, rows.parts, rows.num_rows, rows.num_k,
+                            weights + panel * rows.num_k * kPanel, rest, scratch, kAheadBytes);
+    finish_panel(weight, panel, rows.num_rows, scratch, kPanel);
+  }
+#else
+  multiply_floats<bf16>(rows, weight, begin, end, scratch);
+#endif
+}
+
 // Part `part` of `num_parts` of all panels of all weights. `scratch` holds
 // linear_scratch_floats(num_rows).
 inline void linear_panels(const LinearRows& rows, const LinearWeight* weights,
@@ -357,7 +459,7 @@ inline void linear_panels(const LinearRows& rows, const LinearWeight* weights,
     if (weights[i].format == kFloat32) {
       multiply_floats<float>(rows, weights[i], first, last, scratch);
     } else if (weights[i].format == kBfloat16) {
-      multiply_floats<bf16>(rows, weights[i], first, last, scratch);
+      multiply_bf16(rows, weights[i], first, last, scratch);
     } else {
       with_format(weights[i].format, [&](auto format) {
         multiply_quantized<decltype(format)>(rows, weights[i], first, last, scratch);

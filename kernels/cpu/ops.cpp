@@ -111,6 +111,11 @@ constexpr int64_t kAloneProducts = 1 << 16;
 // `biases` holds one bias per weight, or nothing.
 std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::TensorList biases,
                              at::IntArrayRef sizes, at::IntArrayRef formats, bool integer) {
+#if defined(YGG_AMX)
+  static const bool allowed = ygg::allow_tiles();
+  TORCH_CHECK(allowed, "linear: this kernel gives the process no AMX registers, which the "
+              "operators were built for; build again here");
+#endif
   check_float(x, "linear: x");
   TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "linear: x: expected contiguous, got sizes ",
               x.sizes(), " strides ", x.strides());
@@ -124,8 +129,6 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
   std::vector<Tensor> outputs;
   c10::SmallVector<ygg::LinearWeight, 8> items;
   outputs.reserve(weights.size());
-  bool wants_floats = false;
-  bool wants_integers = false;
   int64_t num_products = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     TORCH_CHECK(sizes[i] > 0, "linear: sizes[", i, "] is ", sizes[i], ", expected > 0");
@@ -143,35 +146,25 @@ std::vector<Tensor> multiply(const Tensor& x, at::TensorList weights, at::Tensor
     outputs.push_back(at::empty(shape, x.options()));
     items.push_back({weights[i].const_data_ptr(), bias, outputs.back().mutable_data_ptr<float>(),
                      sizes[i], formats[i]});
-    const bool rounds = integer && items.back().quantized();
     num_products += sizes[i] * num_k;
-    (rounds ? wants_integers : wants_floats) = true;
   }
 
   const int num_threads = at::get_num_threads();
   const float* rows = x.const_data_ptr<float>();
-  // One row is its own packed form.
-  const bool packs = wants_floats && num_rows > 1;
-  const int64_t per_thread = ygg::linear_scratch_floats(num_rows);
-  const int64_t packed_floats = packs ? num_rows * num_k : 0;
-  const int64_t words = wants_integers ? ygg::quantized_words(num_rows, num_k) : 0;
-  float* packed = workspace().take<float>(packed_floats + words + num_threads * per_thread);
-  auto* quantized = reinterpret_cast<int32_t*>(packed + packed_floats);
-  float* totals = packed + packed_floats + words;
-  const ygg::LinearRows forms{packs ? packed : rows, wants_integers ? quantized : nullptr,
-                              num_rows, num_k};
+  const auto num_items = static_cast<int64_t>(items.size());
+  const ygg::LinearPlan plan(items.data(), num_items, integer, num_rows, num_k);
+  char* memory = workspace().take<char>(plan.num_bytes(num_threads));
 #pragma omp parallel num_threads(num_threads) if (num_products * num_rows > kAloneProducts)
   {
     // The runtime may grant fewer threads than asked for.
     const int part = omp_get_thread_num();
     const int num_parts = omp_get_num_threads();
-    if (packs) ygg::pack_rows(rows, num_rows, num_k, packed, part, num_parts);
-    if (wants_integers) ygg::quantize_rows(rows, num_rows, num_k, quantized, part, num_parts);
-    if (packs || wants_integers) {
+    plan.prepare(rows, memory, part, num_parts);
+    if (plan.prepares()) {
 #pragma omp barrier
     }
-    ygg::linear_panels(forms, items.data(), static_cast<int64_t>(items.size()),
-                       totals + part * per_thread, part, num_parts);
+    ygg::linear_panels(plan.rows(rows, memory), items.data(), num_items,
+                       plan.scratch(memory, part), part, num_parts);
   }
   return outputs;
 }

@@ -52,9 +52,13 @@ std::vector<std::uint8_t> random_panels(std::int64_t format, std::int64_t size,
     for (std::int64_t n = 0; n < size; ++n) {
       const std::vector<float> row = random_floats(num_k);
       for (std::int64_t k = 0; k < num_k; ++k) {
-        const std::int64_t at = (n / ygg::kPanel * num_k + k) * ygg::kPanel + n % ygg::kPanel;
+        const bool wide = format == ygg::kFloat32;
+        const std::int64_t column = n % ygg::kPanel;
+        const std::int64_t at = n / ygg::kPanel * num_k * ygg::kPanel +
+                                (wide ? ygg::place_in_panel<float>(k, column, num_k)
+                                      : ygg::place_in_panel<ygg::bf16>(k, column, num_k));
         const ygg::bf16 half = round_to_bf16(row[k]);
-        const void* value = format == ygg::kFloat32 ? static_cast<const void*>(&row[k]) : &half;
+        const void* value = wide ? static_cast<const void*>(&row[k]) : &half;
         std::memcpy(bytes.data() + at * width, value, width);
       }
     }
@@ -81,22 +85,17 @@ std::vector<std::vector<float>> run_linear(const std::vector<float>& x, std::int
     weights.push_back({panels[i].data(), biases[i].empty() ? nullptr : biases[i].data(),
                        outputs.back().data(), sizes[i], format});
   }
-  const std::int64_t per_thread = ygg::linear_scratch_floats(num_rows);
-  const bool packs = !integer && num_rows > 1;
-  std::vector<float> packed(packs ? num_rows * num_k : 0);
-  std::vector<std::int32_t> words(integer ? ygg::quantized_words(num_rows, num_k) : 0);
-  std::vector<float> scratch(num_threads * per_thread);
-  const ygg::LinearRows rows{packs ? packed.data() : x.data(), integer ? words.data() : nullptr,
-                             num_rows, num_k};
+  const auto num_weights = static_cast<std::int64_t>(weights.size());
+  const ygg::LinearPlan plan(weights.data(), num_weights, integer, num_rows, num_k);
+  std::vector<char> memory(plan.num_bytes(num_threads));
 #pragma omp parallel num_threads(num_threads)
   {
     const int part = omp_get_thread_num();
     const int parts = omp_get_num_threads();
-    if (packs) ygg::pack_rows(x.data(), num_rows, num_k, packed.data(), part, parts);
-    if (integer) ygg::quantize_rows(x.data(), num_rows, num_k, words.data(), part, parts);
+    plan.prepare(x.data(), memory.data(), part, parts);
 #pragma omp barrier
-    ygg::linear_panels(rows, weights.data(), static_cast<std::int64_t>(weights.size()),
-                       scratch.data() + part * per_thread, part, parts);
+    ygg::linear_panels(plan.rows(x.data(), memory.data()), weights.data(), num_weights,
+                       plan.scratch(memory.data(), part), part, parts);
   }
   return outputs;
 }
@@ -346,6 +345,12 @@ void check_moves() {
 
 int main(int argc, char** argv) {
   num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
+#if defined(YGG_AMX)
+  if (!ygg::allow_tiles()) {
+    std::printf("FAILED: this kernel gives no AMX registers\n");
+    return 1;
+  }
+#endif
   check_exp();
   check_moves();
   for (std::int64_t rows : {1, 2, 3, 5, 7, 13, 25, 49, 65}) {

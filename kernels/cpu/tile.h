@@ -51,12 +51,14 @@ inline void pack_block(const float* x, std::int64_t row_stride, int size, std::i
   }
 }
 
-// Memory that is wanted soon: every step of k asks for one line of it.
+// Memory that is wanted soon: every step of k asks for one line of it, of bfloat16 every second.
 struct Prefetch {
   const char* address;
   std::int64_t step_bytes;
 };
 
+// Of bfloat16 weights two neighbours in k lie side by side (place_in_panel).
+//
 // out[r][p * 16 + c] = sum over k of x[p][k][r] * w[p][k][c], from zero, in order of k; added to
 // `out` if `accumulate`. The P parts of w are [num_k][16] each, `w_stride` elements apart; those
 // of x are [num_k][R], `x_stride` apart, or all one if `Shared`.
@@ -71,21 +73,14 @@ void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64
 #pragma GCC unroll 32
     for (int v = 0; v < kVecs; ++v) acc[r][v] = zero();
   }
-  for (std::int64_t k = 0; k < num_k; ++k) {
-    // One request a line of 64 bytes.
-    if (sizeof(T) == sizeof(float) || k % 2 == 0) {
+  const auto request = [&] {
 #pragma GCC unroll 32
-      for (int p = 0; p < P; ++p) {
-        __builtin_prefetch(
-            ahead.address + p * w_stride * static_cast<std::int64_t>(sizeof(T)), 0, 2);
-      }
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(ahead.address + p * w_stride * static_cast<std::int64_t>(sizeof(T)), 0,
+                         2);
     }
-    ahead.address += ahead.step_bytes;
-    vec weights[kVecs];
-#pragma GCC unroll 32
-    for (int v = 0; v < kVecs; ++v) {
-      weights[v] = load(w + (v / kVecsPerPanel) * w_stride + (v % kVecsPerPanel) * kLanes);
-    }
+  };
+  const auto step = [&](const vec* weights) {
 #pragma GCC unroll 32
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 32
@@ -94,8 +89,34 @@ void multiply_tile(const float* x, std::int64_t x_stride, const T* w, std::int64
         acc[r][v] = fma(broadcast(x[part + r]), weights[v], acc[r][v]);
       }
     }
-    w += kPanel;
     x += R;
+    w += kPanel;
+    ahead.address += ahead.step_bytes;
+  };
+  std::int64_t k = 0;
+  if constexpr (sizeof(T) == sizeof(bf16)) {
+    for (; k + 2 <= num_k; k += 2) {
+      request();
+      vec evens[kVecs];
+      vec odds[kVecs];
+#pragma GCC unroll 32
+      for (int v = 0; v < kVecs; ++v) {
+        const T* pairs = w + (v / kVecsPerPanel) * w_stride + 2 * (v % kVecsPerPanel) * kLanes;
+        evens[v] = load_evens(pairs);
+        odds[v] = load_odds(pairs);
+      }
+      step(evens);
+      step(odds);
+    }
+  }
+  for (; k < num_k; ++k) {
+    request();
+    vec weights[kVecs];
+#pragma GCC unroll 32
+    for (int v = 0; v < kVecs; ++v) {
+      weights[v] = load(w + (v / kVecsPerPanel) * w_stride + (v % kVecsPerPanel) * kLanes);
+    }
+    step(weights);
   }
 #pragma GCC unroll 32
   for (int r = 0; r < R; ++r) {

@@ -64,6 +64,14 @@ inline vec load(const bf16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+// Of kLanes pairs the first and the second values.
+inline vec load_evens(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+inline vec load_odds(const bf16* p) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper));
+}
 inline vec load_first(const float* p, int count) {
   return _mm512_maskz_loadu_ps(first_lanes(count), p);
 }
@@ -183,6 +191,15 @@ inline vec load(const bf16* p) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
+inline vec load_evens(const bf16* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
+inline vec load_odds(const bf16* p) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000u));
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, upper));
+}
 inline vec load_first(const float* p, int count) {
   return _mm256_maskload_ps(p, first_lanes(count));
 }
@@ -285,6 +302,17 @@ inline vec zero() { return vdupq_n_f32(0.0f); }
 inline vec broadcast(float a) { return vdupq_n_f32(a); }
 inline vec load(const float* p) { return vld1q_f32(p); }
 inline vec load(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+inline uint32x4_t load_pairs(const bf16* p) {
+  uint32x4_t pairs;
+  std::memcpy(&pairs, p, sizeof pairs);
+  return pairs;
+}
+inline vec load_evens(const bf16* p) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(load_pairs(p), 16));
+}
+inline vec load_odds(const bf16* p) {
+  return vreinterpretq_f32_u32(vandq_u32(load_pairs(p), vdupq_n_u32(0xFFFF0000u)));
+}
 inline vec load_first(const float* p, int count) {
   float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   std::memcpy(lanes, p, sizeof(float) * static_cast<std::size_t>(count));

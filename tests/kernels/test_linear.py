@@ -4,12 +4,17 @@ alone.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 from ygg_kernels import reference
+from ygg_kernels.build import resolve_isa
 from ygg_kernels.formats import FORMAT_NUMBERS, FORMATS
 from ygg_kernels.ops import Operators
+
+from yggc.models.packing import pack_matrix
 
 FLOATS = ("float32", "bfloat16")
 QUANTIZED = tuple(format.name for format in FORMATS if format.group)
@@ -166,11 +171,49 @@ def test_row_invariance(ops: Operators, name: str, integer: bool, num_k: int) ->
 @pytest.mark.parametrize("name", FLOATS + QUANTIZED)
 @pytest.mark.parametrize("integer", [False, True])
 def test_instruction_sets(avx_pair: tuple[Operators, Operators], name: str, integer: bool) -> None:
+    if name == "bfloat16" and resolve_isa("native") == "avx512_amx":
+        pytest.skip("AMX adds products of bfloat16 weights in an order of its own")
     arguments = (*make_weights((50, 17), 512, name), integer)
     for num_rows in (1, 2, 5, 16, 33):
         x = torch.randn(num_rows, 512)
         narrow, wide = (op.linear(x, *arguments) for op in avx_pair)
         assert all(torch.equal(a, b) for a, b in zip(narrow, wide, strict=True))
+
+
+def test_rows_that_are_no_numbers(ops: Operators) -> None:
+    """Infinity and NaN reach the outputs of their row and no other, from weights of any float."""
+    weight = torch.rand(20, 70) + 0.5
+    x = torch.randn(3, 70)
+    # A NaN whose upper half alone would be infinity.
+    payload = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)
+    for name in FLOATS:
+        panels = [reference.pack_panels(weight.to(getattr(torch, name)))]
+        arguments = (panels, [20], [FORMAT_NUMBERS[name]], False)
+        clean = ops.linear_unbiased(x, *arguments)[0]
+        for value, found in (
+            (torch.tensor(math.inf), torch.isposinf),
+            (torch.tensor(-math.inf), torch.isneginf),
+            (torch.tensor(math.nan), torch.isnan),
+            (payload, torch.isnan),
+        ):
+            broken = x.clone()
+            broken[1, 69] = value
+            output = ops.linear_unbiased(broken, *arguments)[0]
+            assert bool(found(output[1]).all())
+            assert torch.equal(output[[0, 2]], clean[[0, 2]])
+
+
+def test_pairs_of_bfloat16(ops: Operators) -> None:
+    """The packed form lays neighbours in k side by side, and packing can be undone."""
+    weight = torch.arange(34 * 5).view(34, 5).bfloat16()
+    panels = reference.pack_panels(weight)
+    assert panels[1].flatten()[:4].tolist() == weight[16:18, :2].flatten().tolist()
+    assert panels[1, 4].tolist() == weight[16:32, 4].tolist()
+    assert torch.equal(reference.unpack_panels(panels, 34), weight)
+    assert torch.equal(pack_matrix(weight, torch.bfloat16), panels)
+    ids = torch.tensor([0, 33, 17])
+    rows = ops.embedding(ids, panels, 34, FORMAT_NUMBERS["bfloat16"])
+    assert torch.equal(rows, weight[ids].float())
 
 
 def test_linear_refuses(ops: Operators) -> None:

@@ -98,6 +98,7 @@ class Checkpoint(ABC):
         """
         raise AssertionError(f"{name} is not stored in blocks")
 
+    @abstractmethod
     def release(self) -> None:
         """Gives back the memory of what was read; what is read later is mapped anew."""
 

@@ -1,8 +1,10 @@
 """Packed layouts of matrices: shapes of all formats, and how float weights become panels and back.
 
 A panel holds 16 output columns: element [p, k, j] is weight[16 p + j, k], zero where 16 p + j >=
-N. The operators read a panel front to back, so a product reads memory in one stream whatever the
-number of rows. The panels of quantised formats are made in `yggc.models.blocks`.
+N. Of bfloat16 two neighbours in k lie side by side, [K / 2, 16, 2], and the last of an odd number
+as in other panels: AMX reads pairs, and other instruction sets widen them in one step. The
+operators read a panel front to back, so a product reads memory in one stream whatever the number
+of rows. The panels of quantised formats are made in `yggc.models.blocks`.
 """
 
 from __future__ import annotations
@@ -32,10 +34,9 @@ def pack_matrix(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     padded = weight.to(dtype)
     if panels * PANEL != num_outputs:
         padded = torch.nn.functional.pad(padded, (0, 0, 0, panels * PANEL - num_outputs))
-    return padded.view(panels, PANEL, num_inputs).transpose(1, 2).contiguous()
-
-
-def unpack_matrix(packed: torch.Tensor, num_outputs: int) -> torch.Tensor:
-    """Inverse of `pack_matrix`: [ceil(N/16), K, 16] -> [N, K] in the same dtype."""
-    panels, num_inputs, _ = packed.shape
-    return packed.transpose(1, 2).reshape(panels * PANEL, num_inputs)[:num_outputs].contiguous()
+    packed = padded.view(panels, PANEL, num_inputs).transpose(1, 2).contiguous()
+    if dtype == torch.bfloat16:
+        even = num_inputs // 2 * 2
+        pairs = packed[:, :even].unflatten(1, (-1, 2)).transpose(2, 3)
+        packed[:, :even] = pairs.reshape(panels, even, PANEL)
+    return packed
