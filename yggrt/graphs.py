@@ -144,7 +144,7 @@ class _ModelGraphs:
 
     def __init__(self, model: ModelInfo, graphs: Sequence[Part], operators: Any) -> None:
         self.model = model
-        self._operators = operators
+        self.operators = operators
         passes = [
             CompiledPass(spec, directory, constants) for spec, directory, constants in graphs
         ]
@@ -180,7 +180,7 @@ class _ModelGraphs:
         moves = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
         if moves:
             loads, stores = zip(*moves, strict=True)
-            self._operators.kv_commit(cache.tensors, torch.tensor(loads), torch.tensor(stores))
+            self.operators.kv_commit(cache.tensors, torch.tensor(loads), torch.tensor(stores))
 
 
 class AotGraphs(_ModelGraphs):

@@ -86,6 +86,8 @@ def start_session(
             draft_step=latency.draft_step,
             rest_s=schedule.rest_s,
             objective=Objective(schedule.objective, schedule.rate),
+            # Libraries of earlier versions lack it.
+            keyed_select=getattr(graphs.operators, "keyed_select", None),
         ),
         text=load_text(bundle),
         eos_ids=manifest.model.eos_ids,

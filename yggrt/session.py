@@ -28,6 +28,7 @@ from yggrt.text import Text
 
 if TYPE_CHECKING:
     from yggrt.sampling.constraints import ConstraintCompiler
+    from yggrt.sampling.draw import KeyedSelect
     from yggrt.sampling.logprobs import TokenLogprobs
     from yggrt.sampling.sampler import Sampler
 
@@ -67,7 +68,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of besides its tree: see Engine."""
+    """What an engine is made of besides its tree (see Engine), and the operator that quickens
+    draws, None where the bundle's library has none.
+    """
 
     graphs: Graphs
     drafter: Drafter
@@ -75,6 +78,7 @@ class Parts:
     rest_s: float
     objective: Objective = RATIO
     draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0
+    keyed_select: KeyedSelect | None = None
 
 
 class Session:
@@ -196,6 +200,7 @@ class Session:
             choice=choice,
             ending_ids=ending_ids,
             constraint=constraint,
+            keyed_select=self._parts.keyed_select,
         )
 
     def _passes(

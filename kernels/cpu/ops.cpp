@@ -21,6 +21,7 @@
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
+#include "noise.h"
 
 namespace {
 
@@ -349,6 +350,21 @@ void kv_commit(at::TensorList caches, const Tensor& sources, const Tensor& targe
   }
 }
 
+Tensor keyed_select(const Tensor& scores, double bound, int64_t key, int64_t num_bits) {
+  check_float(scores, "keyed_select: scores");
+  check_dense(scores, "keyed_select: scores", 1);
+  TORCH_CHECK(num_bits >= 1 && num_bits <= 31, "keyed_select: num_bits is ", num_bits,
+              ", expected 1..31");
+  const int64_t num = scores.numel();
+  auto* ids = workspace().take<int64_t>(num);
+  const int64_t count =
+      ygg::select_loud(scores.const_data_ptr<float>(), num, static_cast<float>(bound),
+                       static_cast<uint64_t>(key), static_cast<int>(num_bits), ids);
+  Tensor output = at::empty({count}, scores.options().dtype(at::kLong));
+  std::copy_n(ids, count, output.mutable_data_ptr<int64_t>());
+  return output;
+}
+
 using torch::aot_inductor::new_tensor_handle;
 using torch::aot_inductor::tensor_handle_to_tensor_pointer;
 
@@ -448,6 +464,7 @@ YGG_LIBRARY(YGG_NAMESPACE, m) {
       "Tensor tree_mask, float scale, int window, float softcap) -> Tensor");
   m.def("kv_write(Tensor(a!) cache, Tensor rows, Tensor slots) -> ()");
   m.def("kv_commit(Tensor(a!)[] caches, Tensor sources, Tensor targets) -> ()");
+  m.def("keyed_select(Tensor scores, float bound, int key, int num_bits) -> Tensor");
 }
 
 YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
@@ -457,4 +474,5 @@ YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
   m.impl("tree_attention", &tree_attention);
   m.impl("kv_write", &kv_write);
   m.impl("kv_commit", &kv_commit);
+  m.impl("keyed_select", &keyed_select);
 }

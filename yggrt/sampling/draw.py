@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -11,6 +13,10 @@ from yggrt.sampling import noise as noise_of
 from yggrt.sampling.filters import Kept
 from yggrt.sampling.noise import KeyedNoise
 
+# Ids of the scores [vocab] float32 that are at least a bound, or whose noise by a stream's key is
+# in the loudest 2^-bits: (scores, bound, key, bits) -> ids [n] int64, ascending.
+KeyedSelect: TypeAlias = Callable[[torch.Tensor, float, int, int], torch.Tensor]
+
 LOUD_BITS = 10
 # Most G of a token that is not loud, with room for the rounding of sums.
 QUIET_MAX = noise_of.loudness(LOUD_BITS) + 1e-3
@@ -18,11 +24,19 @@ QUIET_MAX = noise_of.loudness(LOUD_BITS) + 1e-3
 FEW = 4096
 
 
-def draw(kept: Kept, noise: KeyedNoise, position: int, *, likely: int | None = None) -> int:
+def draw(
+    kept: Kept,
+    noise: KeyedNoise,
+    position: int,
+    *,
+    likely: int | None = None,
+    keyed_select: KeyedSelect | None = None,
+) -> int:
     """The token of highest score + G, the lowest id on ties.
 
     Scores are log-probabilities up to a constant; float32 scores and float64 noise are added in
-    float64. likely: a token that probably scores high; it changes the time taken and nothing else.
+    float64. likely: a token that probably scores high; keyed_select: an operator library's; both
+    change the time taken and nothing else.
 
     G is computed for tokens that can win alone. The winner's sum is at least the sum of any one
     token: of the highest scorer, whose noise is GUMBEL_MIN at least, since noise of finite
@@ -42,10 +56,13 @@ def draw(kept: Kept, noise: KeyedNoise, position: int, *, likely: int | None = N
     least = highest + noise_of.GUMBEL_MIN
     if likely is not None:
         least = max(least, float(scores[likely]) + noise.of_one(position, likely))
-    words, candidates = noise.loud(position, len(scores), LOUD_BITS)
     bound = least - QUIET_MAX
-    candidates.logical_or_(scores >= bound - abs(bound) * 2**-23)
-    ids = candidates.nonzero().squeeze(1)
+    bound -= abs(bound) * 2**-23
+    if keyed_select is not None:
+        ids = keyed_select(scores, bound, noise.key(position), LOUD_BITS)
+        return _best(scores[ids], ids, noise.uniform(position, ids))
+    words, candidates = noise.loud(position, len(scores), LOUD_BITS)
+    ids = candidates.logical_or_(scores >= bound).nonzero().squeeze(1)
     return _best(scores[ids], ids, noise_of.uniform_of(words[ids]))
 
 

@@ -67,7 +67,7 @@ class KeyedNoise:
     def uniform(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
         """x of tokens [n] int64: [n] float64."""
         words = token_ids + 1
-        words.mul_(_signed(_GOLDEN)).add_(self._key(position))
+        words.mul_(_signed(_GOLDEN)).add_(self.key(position))
         _mix_in_place(words, torch.empty_like(words))
         return uniform_of(words)
 
@@ -90,13 +90,14 @@ class KeyedNoise:
             steps = torch.arange(1, vocab_size + 1).mul_(_signed(_GOLDEN))
             self._steps = {vocab_size: (steps, torch.empty_like(steps), torch.empty_like(steps))}
         steps, words, room = self._steps[vocab_size]
-        torch.add(steps, self._key(position), out=words)
+        torch.add(steps, self.key(position), out=words)
         _mix_in_place(words, room)
         # The hash's last step, still to come, leaves the upper 31 bits as they are.
         assert num_bits <= 31
         return words, words >= 2**63 - 2 ** (64 - num_bits)
 
-    def _key(self, position: int) -> int:
+    def key(self, position: int) -> int:
+        """The state of the stream at `position`, as a signed word."""
         return _signed(stream_key(self._seed, self._choice, position))
 
 

@@ -18,7 +18,7 @@ from yggrt.core.accept import Choose
 from yggrt.core.passes import PassOutput
 from yggrt.sampling import filters, processors
 from yggrt.sampling.constraints import Constraint
-from yggrt.sampling.draw import draw, most_likely, peak
+from yggrt.sampling.draw import KeyedSelect, draw, most_likely, peak
 from yggrt.sampling.filters import Kept
 from yggrt.sampling.logprobs import TokenLogprobs, token_logprobs
 from yggrt.sampling.noise import KeyedNoise
@@ -43,6 +43,7 @@ class Sampler:
         choice: int = 0,
         ending_ids: Collection[int] = (),
         constraint: Constraint | None = None,
+        keyed_select: KeyedSelect | None = None,
     ) -> None:
         self.noise: KeyedNoise | None = None
         if not params.is_greedy:
@@ -54,6 +55,7 @@ class Sampler:
         self._num_prompt = len(prompt_ids)
         self._ending_ids = ending_ids
         self._constraint = constraint
+        self._keyed_select = keyed_select
         self._bias = processors.Bias(params.logit_bias) if params.logit_bias else None
         self._seen = (
             processors.TokenCounts(vocab_size, prompt_ids)
@@ -76,7 +78,13 @@ class Sampler:
         if self.noise is None:
             token = most_likely(kept.scores)
         else:
-            token = draw(kept, self.noise, position, likely=out.ids[row])
+            token = draw(
+                kept,
+                self.noise,
+                position,
+                likely=out.ids[row],
+                keyed_select=self._keyed_select,
+            )
         if self._params.logprobs is not None:
             entry = token_logprobs(token, logits, kept.dense(), self._params.logprobs)
             self.logprobs.append(entry)
