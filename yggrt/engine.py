@@ -6,8 +6,7 @@ Token ids only; knows nothing of text or of when to stop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -182,10 +181,11 @@ class Engine:
         self.stats = EngineStats(num_reused=kept)
         self._gate.reset()
         self._ids, self._length = list(ids), kept
-        with self._timed("prefill"):
-            for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
-                out = self._graphs.prefill(self._cache, ids[start:end], start)
-                self._length = end
+        began = perf_counter()
+        for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
+            out = self._graphs.prefill(self._cache, ids[start:end], start)
+            self._length = end
+        self._ended("prefill", began)
         first = self._sampler(out)(0, self._length)
         self._drafter.commit([first])
         self._ids.append(first)
@@ -198,14 +198,15 @@ class Engine:
         Raises RequestError if the context is full.
         """
         drafts = self._check_room()
-        with self._timed("draft"):
-            tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
-        with self._timed("verify"):
-            out = self._graphs.verify(self._cache, tree, self._length)
-        with self._timed("accept"):
-            accepted = accept(tree, self._sampler(out), self._length + 1)
-        with self._timed("commit"):
-            self._commit(accepted)
+        start = perf_counter()
+        tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
+        start = self._ended("draft", start)
+        out = self._graphs.verify(self._cache, tree, self._length)
+        start = self._ended("verify", start)
+        accepted = accept(tree, self._sampler(out), self._length + 1)
+        start = self._ended("accept", start)
+        self._commit(accepted)
+        self._ended("commit", start)
         self._record(tree, accepted, drafts)
         return StepResult(accepted.tokens, tree.num_nodes, len(accepted.path))
 
@@ -283,14 +284,13 @@ class Engine:
         draft_s = self._draft_s if drafted else 0.0
         return Cost((seconds[rows] - seconds[1]) / plain_s, draft_s / plain_s)
 
-    @contextmanager
-    def _timed(self, stage: Stage) -> Iterator[None]:
-        start = perf_counter()
-        yield
+    def _ended(self, stage: Stage, start: float) -> float:
+        """Counts a stage that began at `start`; gives its end."""
         end = perf_counter()
         self.stats.stage_s[stage] += end - start
         if self.on_stage is not None:
             self.on_stage(stage, start, end)
+        return end
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
