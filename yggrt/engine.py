@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
-from yggrt.core.objective import RATIO, Objective, choose_num_rows
+from yggrt.core.objective import RATIO, Objective, choose_num_rows, least_value
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
@@ -28,6 +28,9 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 Sampler: TypeAlias = Callable[[PassOutput], Choose]
 # Latencies are asked for once per so many tokens of context, over which they hardly change.
 CONTEXT_BLOCK = 64
+# Share of the least value that pays at which nodes are still drafted: what one lacks others of the
+# same graph may have to spare, and rows that they leave free cost nothing.
+SLACK = 0.5
 
 
 class StepResult(NamedTuple):
@@ -136,6 +139,7 @@ class Engine:
             for rows in sorted({*buckets.values(), spec.verify} & buckets.keys())
         }
         self._seconds: dict[int, float] = {}
+        self._min_value = 0.0
         self._block = -1
         self._ids: list[int] = []
         self._length = 0
@@ -227,11 +231,12 @@ class Engine:
         return self._gate.is_open and self.room > 1
 
     def _draft(self) -> TokenTree:
-        grown = self._grow(self._ids[-1], self._spec, self._drafter)
-        tree = clip_depth(grown, self.room - 1)
-        trust = self._gate.trust
-        values = sorted((trust * score for score in tree.scores[1:]), reverse=True)
-        seconds = self._seconds_here()
+        trust, seconds = self._gate.trust, self._seconds_here()
+        min_score = self._min_value / trust if trust else 1.0
+        tree = self._grow(self._ids[-1], self._spec, self._drafter, min_score)
+        if self.room <= self._spec.depth:
+            tree = clip_depth(tree, self.room - 1)
+        values = sorted([trust * score for score in tree.scores[1:]], reverse=True)
         num_rows = choose_num_rows(
             values,
             self._row_choices,
@@ -251,6 +256,9 @@ class Engine:
                 rows: self._latency(bucket, context) for rows, bucket in self._row_choices.items()
             }
             self._draft_s = sum(self._draft_step(num, context) for num in draft_steps(self._spec))
+            self._min_value = SLACK * least_value(
+                self._seconds, self._rest_s + self._draft_s, self._objective
+            )
         return self._seconds
 
     def _commit(self, accepted: Accepted) -> None:
