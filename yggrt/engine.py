@@ -6,15 +6,14 @@ Token ids only; knows nothing of text or of when to stop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
-from yggrt.core.objective import RATIO, Objective, choose_num_rows
+from yggrt.core.objective import RATIO, Objective, choose_num_rows, least_value
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
@@ -29,6 +28,9 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 Sampler: TypeAlias = Callable[[PassOutput], Choose]
 # Latencies are asked for once per so many tokens of context, over which they hardly change.
 CONTEXT_BLOCK = 64
+# Share of the least value that pays at which nodes are still drafted: what one lacks others of the
+# same graph may have to spare, and rows that they leave free cost nothing.
+SLACK = 0.5
 
 
 class StepResult(NamedTuple):
@@ -137,6 +139,7 @@ class Engine:
             for rows in sorted({*buckets.values(), spec.verify} & buckets.keys())
         }
         self._seconds: dict[int, float] = {}
+        self._min_value = 0.0
         self._block = -1
         self._ids: list[int] = []
         self._length = 0
@@ -182,10 +185,11 @@ class Engine:
         self.stats = EngineStats(num_reused=kept)
         self._gate.reset()
         self._ids, self._length = list(ids), kept
-        with self._timed("prefill"):
-            for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
-                out = self._graphs.prefill(self._cache, ids[start:end], start)
-                self._length = end
+        began = perf_counter()
+        for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
+            out = self._graphs.prefill(self._cache, ids[start:end], start)
+            self._length = end
+        self._ended("prefill", began)
         first = self._sampler(out)(0, self._length)
         self._drafter.commit([first])
         self._ids.append(first)
@@ -198,14 +202,15 @@ class Engine:
         Raises RequestError if the context is full.
         """
         drafts = self._check_room()
-        with self._timed("draft"):
-            tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
-        with self._timed("verify"):
-            out = self._graphs.verify(self._cache, tree, self._length)
-        with self._timed("accept"):
-            accepted = accept(tree, self._sampler(out), self._length + 1)
-        with self._timed("commit"):
-            self._commit(accepted)
+        start = perf_counter()
+        tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
+        start = self._ended("draft", start)
+        out = self._graphs.verify(self._cache, tree, self._length)
+        start = self._ended("verify", start)
+        accepted = accept(tree, self._sampler(out), self._length + 1)
+        start = self._ended("accept", start)
+        self._commit(accepted)
+        self._ended("commit", start)
         self._record(tree, accepted, drafts)
         return StepResult(accepted.tokens, tree.num_nodes, len(accepted.path))
 
@@ -226,11 +231,12 @@ class Engine:
         return self._gate.is_open and self.room > 1
 
     def _draft(self) -> TokenTree:
-        grown = self._grow(self._ids[-1], self._spec, self._drafter)
-        tree = clip_depth(grown, self.room - 1)
-        trust = self._gate.trust
-        values = sorted((trust * score for score in tree.scores[1:]), reverse=True)
-        seconds = self._seconds_here()
+        trust, seconds = self._gate.trust, self._seconds_here()
+        min_score = self._min_value / trust if trust else 1.0
+        tree = self._grow(self._ids[-1], self._spec, self._drafter, min_score)
+        if self.room <= self._spec.depth:
+            tree = clip_depth(tree, self.room - 1)
+        values = sorted([trust * score for score in tree.scores[1:]], reverse=True)
         num_rows = choose_num_rows(
             values,
             self._row_choices,
@@ -250,6 +256,9 @@ class Engine:
                 rows: self._latency(bucket, context) for rows, bucket in self._row_choices.items()
             }
             self._draft_s = sum(self._draft_step(num, context) for num in draft_steps(self._spec))
+            self._min_value = SLACK * least_value(
+                self._seconds, self._rest_s + self._draft_s, self._objective
+            )
         return self._seconds
 
     def _commit(self, accepted: Accepted) -> None:
@@ -283,14 +292,13 @@ class Engine:
         draft_s = self._draft_s if drafted else 0.0
         return Cost((seconds[rows] - seconds[1]) / plain_s, draft_s / plain_s)
 
-    @contextmanager
-    def _timed(self, stage: Stage) -> Iterator[None]:
-        start = perf_counter()
-        yield
+    def _ended(self, stage: Stage, start: float) -> float:
+        """Counts a stage that began at `start`; gives its end."""
         end = perf_counter()
         self.stats.stage_s[stage] += end - start
         if self.on_stage is not None:
             self.on_stage(stage, start, end)
+        return end
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -37,7 +37,7 @@ class Gate(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forgets everything: a new prompt."""
+        """A new prompt: opens, and keeps what the ones before say of it."""
         ...
 
     def record(self, expected: float, accepted: int, cost: Cost = FREE) -> None:
@@ -63,26 +63,33 @@ class OpenGate:
 @dataclass(slots=True)
 class RunningGate:
     """Trust is accepted over expected tokens of recent passes, as if `prior` of `prior` had been
-    accepted before.
+    accepted before; until a tree was right for the first time it is at most `unproven`, so that
+    the first trees are small.
 
     A lower trust makes smaller trees the better choice, and in the end plain passes. Evidence
     fades by `memory` with each tree pass and by `idle_memory` with each plain one, so distrust
-    does not last for ever. Below `floor` the gate closes for `first_pause` passes and then lets
-    trees be tried; each time that they fail again it closes for twice as long, up to `max_pause`.
+    does not last for ever; a new prompt starts with the share `carry` of it, for most texts are as
+    easy or as hard to draft as the one before. Below `floor` the gate closes for `first_pause`
+    passes and then lets trees be tried; each time that they fail again it closes for twice as
+    long, up to `max_pause`.
 
     What drafting costs is spent before a tree can be found not worth verifying. So where it costs,
     the gate also closes once recent passes with their drafts have taken longer than plain passes
     would have for the same tokens, by `prior` passes; when it opens again, the first tree decides.
 
-    With a useless drafter, trees that cost up to twice a plain pass lose some two passes per
-    prompt in all; where drafting costs, one tree more for every time that the gate opens.
+    The values were chosen by replaying recorded answers (docs/objective.md): a drafter that is
+    never right may cost some 3 % of plain decoding over 32 tokens, one that is right now and then
+    must not lose by it. With less prior trust or longer pauses the second loses, with more the
+    first costs more.
     """
 
-    prior: float = 2.0
+    prior: float = 1.5
+    unproven: float = 0.4
+    carry: float = 0.8
     memory: float = 0.95
     idle_memory: float = 0.99
     floor: float = 0.25
-    first_pause: int = 8
+    first_pause: int = 16
     max_pause: int = 256
     _expected: float = field(init=False, default=0.0)
     _accepted: float = field(init=False, default=0.0)
@@ -90,12 +97,15 @@ class RunningGate:
     _loss: float = field(init=False, default=0.0)
     _next_pause: int = field(init=False, default=0)
     _passes_closed: int = field(init=False, default=0)
+    _proven: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._expected = self._accepted = self._loss = 0.0
+        self._expected *= self.carry
+        self._accepted *= self.carry
+        self._loss = 0.0
         self._next_pause = self.first_pause
         self._passes_closed = 0
 
@@ -105,7 +115,8 @@ class RunningGate:
 
     @property
     def trust(self) -> float:
-        return min(1.0, (self._accepted + self.prior) / (self._expected + self.prior))
+        most = 1.0 if self._proven else self.unproven
+        return min(most, (self._accepted + self.prior) / (self._expected + self.prior))
 
     def record(self, expected: float, accepted: int, cost: Cost = FREE) -> None:
         if self._passes_closed:
@@ -115,6 +126,7 @@ class RunningGate:
             loss = self.memory * self._loss + cost.rows + cost.draft - accepted
             # Gains of long ago must not pay for a drafter that has lost the thread.
             self._loss = max(loss, -2 * self.prior)
+        self._proven = self._proven or accepted > 0
         memory = self.memory if expected else self.idle_memory
         self._expected = memory * self._expected + expected
         self._accepted = memory * self._accepted + accepted

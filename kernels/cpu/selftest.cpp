@@ -14,6 +14,7 @@
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
+#include "noise.h"
 
 namespace {
 
@@ -343,6 +344,17 @@ void check_moves() {
 
 }  // namespace
 
+void check_select(std::int64_t num) {
+  const std::vector<float> scores = random_floats(num);
+  std::vector<std::int64_t> ids(num);
+  const std::int64_t all = ygg::select_loud(scores.data(), num, -INFINITY, 5, 10, ids.data());
+  expect(all == num, "select_loud: everything", all, num, 0);
+  const std::int64_t some = ygg::select_loud(scores.data(), num, 1.0f, 5, 31, ids.data());
+  std::int64_t high = 0;
+  for (std::int64_t i = 0; i < num; ++i) high += scores[i] >= 1.0f;
+  expect(some == high, "select_loud: by score", some, high, num);
+}
+
 int main(int argc, char** argv) {
   num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
 #if defined(YGG_AMX)
@@ -353,6 +365,7 @@ int main(int argc, char** argv) {
 #endif
   check_exp();
   check_moves();
+  for (std::int64_t num : {0, 1, 255, 256, 257, 1000}) check_select(num);
   for (std::int64_t rows : {1, 2, 3, 5, 7, 13, 25, 49, 65}) {
     for (std::int64_t k : {1, 40, 255, 256, 257, 512, 576, 1100}) {
       check_linear(ygg::kFloat32, false, rows, k, {33, 16, 1});

@@ -240,6 +240,30 @@ def test_a_drafted_tree_is_verified_more_willingly_the_more_it_cost():
     assert rows[1] > rows[0]
 
 
+@pytest.mark.parametrize("trust", [1.0, 0.5])
+def test_nodes_that_no_graph_pays_for_are_not_expanded(trust):
+    """Half of 0.5 s for 4 rows over 1.2 s a pass: from 0.052 on a node counts."""
+    asked = []
+
+    class Listener(OracleDrafter):
+        def candidates(self, paths, num):
+            asked.extend(paths)
+            return super().candidates(paths, num)
+
+    gate = OpenGate()
+    gate.trust = trust
+    graphs = ScriptedGraphs(row_counts=(1, 5))
+    spec = parse_tree_spec("egt:width=4,depth=8,children=1,verify=5")
+    seconds = {1: 1.0, 5: 1.5}
+    engine = Engine(
+        graphs, graphs.new_cache(), Listener(edge=lambda num: 0.5), spec,
+        lambda rows, context: seconds[rows], 0.2, gate,
+    )  # fmt: skip
+    assert decode(engine, [1, 2, 3]) == graphs.plain([1, 2, 3], 61)
+    # The only node at depth d has 0.5 ** d.
+    assert max(map(len, asked)) == (3 if trust < 1 else 4)
+
+
 def test_a_tree_that_the_drafter_cannot_hold_is_refused():
     drafter = RandomDrafter()
     drafter.max_expanded = 12

@@ -25,9 +25,20 @@ def fail_until_closed(gate: RunningGate, expected: float = 3.0) -> int:
     return num
 
 
-def test_a_new_gate_trusts_fully():
+def proven() -> RunningGate:
+    """A gate that saw one tree be right, as promised."""
+    gate = RunningGate()
+    gate.record(1.0, 1)
+    return gate
+
+
+def test_a_new_gate_trusts_little_until_a_tree_was_right():
     gate = RunningGate()
     assert gate.is_open
+    assert gate.trust == gate.unproven < 0.5
+    gate.record(0.0, 0)
+    assert gate.trust == gate.unproven
+    gate.record(1.0, 1)
     assert gate.trust == 1
 
 
@@ -40,7 +51,7 @@ def test_promises_that_hold_keep_full_trust():
 
 
 def test_trust_is_accepted_over_expected_with_a_prior():
-    gate = RunningGate(prior=2.0, memory=0.5)
+    gate = RunningGate(prior=2.0, memory=0.5, unproven=1.0)
     gate.record(2.0, 1)
     assert gate.trust == (1 + 2) / (2 + 2)
     gate.record(2.0, 0)
@@ -55,7 +66,7 @@ def test_trust_never_exceeds_one():
 
 def test_broken_promises_close_the_gate_soon():
     gate = RunningGate()
-    assert fail_until_closed(gate) == 3
+    assert fail_until_closed(gate) == 2
     assert gate.trust < gate.floor
 
 
@@ -74,7 +85,7 @@ def test_a_probe_that_succeeds_opens_the_gate_and_shortens_the_next_pause():
     fail_until_closed(gate)
     closed_passes(gate)
     fail_until_closed(gate)
-    assert closed_passes(gate) == 16
+    assert closed_passes(gate) == 2 * gate.first_pause
     gate.record(3.0, 3)
     assert gate.is_open
     fail_until_closed(gate)
@@ -82,7 +93,7 @@ def test_a_probe_that_succeeds_opens_the_gate_and_shortens_the_next_pause():
 
 
 def test_distrust_fades_in_plain_passes():
-    gate = RunningGate()
+    gate = proven()
     gate.record(3.0, 0)
     distrust = gate.trust
     for _ in range(300):
@@ -92,11 +103,35 @@ def test_distrust_fades_in_plain_passes():
     assert gate.is_open
 
 
-def test_reset_forgets():
-    gate = RunningGate()
+def test_a_new_prompt_opens_the_gate_with_part_of_the_evidence():
+    gate = proven()
+    for _ in range(2):
+        gate.record(3.0, 0)
+    distrust, fresh = gate.trust, proven().trust
+    gate.reset()
+    assert distrust < gate.trust < 0.5 * fresh
+    fail_until_closed(gate)
+    closed_passes(gate)
     fail_until_closed(gate)
     gate.reset()
-    assert gate == RunningGate()
+    assert gate.is_open
+    assert fail_until_closed(gate) == 1, "what failed for the prompt before has one try"
+    assert closed_passes(gate) == gate.first_pause
+
+
+def test_evidence_of_old_prompts_fades():
+    gate = proven()
+    for _ in range(3):
+        gate.record(3.0, 0)
+    for _ in range(30):
+        gate.reset()
+    assert gate.trust > 0.95
+
+
+def test_what_was_right_once_needs_no_proof_for_the_next_prompt():
+    gate = proven()
+    gate.reset()
+    assert gate.trust == 1
 
 
 @pytest.mark.parametrize("accepted", [0, 5])
@@ -112,7 +147,7 @@ COSTLY = Cost(rows=0.2, draft=0.8)
 
 
 def test_drafts_that_lose_time_close_the_gate_whatever_they_promised():
-    gate = RunningGate(prior=2.0)
+    gate = RunningGate(prior=2.0, unproven=1.0)
     num = 0
     while gate.is_open:
         # Half a token a pass, as promised, at the price of a whole pass.
@@ -146,7 +181,7 @@ def test_where_drafting_costs_one_probe_decides():
             gate.record(0.3, 0, COSTLY)
             num += 1
         fail.append((num, closed_passes(gate)))
-    assert fail == [(3, 8), (1, 16), (1, 32), (1, 64)]
+    assert fail == [(2, 16), (1, 32), (1, 64), (1, 128)]
     gate.record(2.0, 3, COSTLY)
     assert gate.is_open
 

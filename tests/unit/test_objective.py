@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction as F
 
 import pytest
 
 from yggrt.core.objective import (
+    RATIO,
     Objective,
     best_chain_depth,
     chain_operations,
@@ -15,6 +17,7 @@ from yggrt.core.objective import (
     choose_depth,
     choose_num_rows,
     draft_seconds,
+    least_value,
     long_run_choices,
     running_tokens,
     speedup,
@@ -183,3 +186,27 @@ def test_a_lagrangian_adds_rows_while_they_bring_more_than_their_time_is_worth()
     assert choose_num_rows(VALUES, SECONDS, SECONDS.__getitem__, F(99), objective) == rows
     with pytest.raises(ValueError, match="rate above 0"):
         Objective("lagrangian")
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("objective", [RATIO, Objective("lagrangian", F(1, 2))])
+def test_nodes_below_the_least_value_fill_no_larger_graph(seed, objective):
+    rng = random.Random(seed)
+    counts, rest = (1, 4, 8, 16), F(rng.randrange(3), 4)
+    times = sorted(rng.sample(range(4, 40), 4))
+    seconds = {rows: F(time, 4) for rows, time in zip(counts, times, strict=True)}
+    least = least_value(seconds, rest, objective)
+    for _ in range(20):
+        values = sorted((F(rng.randrange(1, 20), 20) for _ in range(15)), reverse=True)
+        taken = choose_num_rows(values, counts, seconds.__getitem__, rest, objective)
+        if taken > 1:
+            before = max(count for count in counts if count < taken)
+            added = values[before - 1 : taken - 1]
+            assert sum(added) / len(added) >= least
+
+
+def test_the_least_value_of_free_rows_is_nothing():
+    assert least_value({1: 1.0, 4: 1.0, 8: 1.0}, 0.0) == 0
+    assert least_value({1: 1.0}, 0.0) == 0
+    assert least_value({1: 1.0, 5: 1.4}, 1.0) == pytest.approx(0.05)
+    assert least_value({1: 1.0, 5: 1.4}, 1.0, Objective("lagrangian", 0.8)) == pytest.approx(0.08)

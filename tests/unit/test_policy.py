@@ -61,7 +61,7 @@ PEAKED = BigramDrafter(
 
 def grow(text: str, drafter):
     spec = parse_tree_spec(text)
-    return policy_for(spec)(ROOT, spec, drafter)
+    return policy_for(spec)(ROOT, spec, drafter, 0.0)
 
 
 def steps(text: str, drafter, width: int) -> list[set[tuple[str, F]]]:
@@ -183,6 +183,41 @@ def test_static_two_by_two_by_two_is_full():
     tree = grow(text, WIDE)
     assert tree.num_nodes == 15
     assert tree.depths == (0, *(1,) * 2, *(2,) * 4, *(3,) * 8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "egt:width=2,depth=4,children=3",
+        "egt:width=3,depth=3,children=3,frontier=level",
+        "sequence:depth=6",
+        "static:parents=0/0/0/1/1/2/2/4/4/8",
+    ],
+)
+@pytest.mark.parametrize("least", [F(0), F(1, 5), F(7, 20), F(1)])
+def test_a_floor_drops_the_nodes_below_it_and_asks_for_no_more(text, least):
+    asked = []
+
+    class Listener(BigramDrafter):
+        def candidates(self, paths, num):
+            asked.extend(map(tuple, paths))
+            return super().candidates(paths, num)
+
+    spec = parse_tree_spec(text)
+    drafter = Listener({name: WIDE.law[token] for name, token in NAMES.items()})
+    tree = policy_for(spec)(ROOT, spec, drafter, least)
+    whole = grow(text, WIDE)
+
+    def named(tree):
+        return {
+            tuple(tree.tokens[i] for i in tree.path(row)[1:]): tree.scores[row]
+            for row in range(1, tree.num_nodes)
+        }
+
+    kept = named(tree)
+    assert all(score >= least for score in kept.values())
+    assert {path: score for path, score in named(whole).items() if score >= least} == kept
+    assert set(asked) <= {(), *kept}
 
 
 def test_plain_asks_nobody():

@@ -13,9 +13,9 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Literal
 
@@ -81,6 +81,26 @@ def choose_num_rows(
         return objective.value(expected, rest_s + seconds_per_rows(num_rows))
 
     return max(sorted(row_counts), key=value)
+
+
+def least_value(
+    seconds: Mapping[int, float], rest_s: float, objective: Objective = RATIO
+) -> float:
+    """A path probability that the rows of no larger graph pay below, if all theirs are: least mean
+    value of the rows from one row count to the next at which the next is the better choice.
+
+    `seconds` of verifying by row count, ascending; `rest_s` as for `choose_num_rows`. 0 where more
+    rows cost nothing, above 1 where no tree pays.
+    """
+
+    def value(fewer: int, more: int) -> float:
+        added_s = seconds[more] - seconds[fewer]
+        # Every pass has a token at least, so the ratio is at least that over its time.
+        total_s = rest_s + seconds[fewer]
+        rate = objective.rate if objective.form == "lagrangian" else 1 / total_s if total_s else 0
+        return rate * added_s / (more - fewer)
+
+    return min((value(*pair) for pair in pairwise(seconds)), default=0.0)
 
 
 def survival(hazards: Iterable[float]) -> list[float]:

@@ -102,9 +102,10 @@ def prune(tree: TokenTree, num_rows: int) -> TokenTree:
         raise ValueError(f"a pruned tree keeps its root: wanted at least 1 row, got {num_rows}")
     if tree.num_nodes <= num_rows:
         return tree
-    depths = tree.depths
-    best = sorted(range(tree.num_nodes), key=lambda row: (-tree.scores[row], depths[row], row))
-    return tree.keep(sorted(best[:num_rows]))
+    if num_rows == 1:
+        return TokenTree.single(tree.tokens[0])
+    order = zip([-score for score in tree.scores], tree.depths, range(tree.num_nodes), strict=True)
+    return tree.keep(sorted([row for _, _, row in sorted(order)[:num_rows]]))
 
 
 def clip_depth(tree: TokenTree, max_depth: int) -> TokenTree:

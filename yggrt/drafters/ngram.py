@@ -11,6 +11,7 @@ assumed: see `calibrate.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from yggrt.core import schema
@@ -26,6 +27,7 @@ MAX_CONTINUATIONS = 8
 MIN_REMAINDER = 0.02
 
 ONCE, AGREEING, DIFFERING = range(3)
+_SHARE = itemgetter(1)
 
 # Measured on texts of a 135M-parameter chat model (mathematics, code, general): a start where
 # nothing of the verifier at hand is known yet.
@@ -108,24 +110,25 @@ class NgramDrafter:
         for row, column, weights in self.evidence(path_tokens):
             acceptance = self._acceptance[row][column]
             share = remainder * acceptance / sum(weights.values())
-            found.extend((token, share * weight) for token, weight in weights.items())
+            for token, weight in weights.items():
+                found.append((token, share * weight))
             remainder *= 1 - acceptance
             if remainder < MIN_REMAINDER:
                 break
-        found.sort(key=lambda candidate: -candidate[1])
+        found.sort(key=_SHARE, reverse=True)
         return found[:num]
 
     def evidence(self, path_tokens: Sequence[int]) -> Iterator[Evidence]:
         """Levels that name a token no stronger level did, strongest first."""
-        longest = max(self._max_match, self._corpus_match)
-        suffix = (*self._ids[-longest:], *path_tokens)[-longest:]
+        ids, longest = self._ids, max(self._max_match, self._corpus_match)
+        suffix = (*ids[-longest:], *path_tokens)[-longest:]
         seen: set[int] = set()
         after = 0
         for length, places in reversed(self._matches(suffix)):
             weights: dict[int, float] = {}
             num, weight = 0, 1.0
             for place in places[: -MAX_OCCURRENCES - 1 : -1]:
-                token = self._ids[place]
+                token = ids[place]
                 if token not in seen:
                     weights[token] = weights.get(token, 0.0) + weight
                     weight *= RECENCY
@@ -149,12 +152,14 @@ class NgramDrafter:
         the same places the longest.
         """
         matches: list[tuple[int, list[int]]] = []
-        for length in range(1, min(self._max_match, len(suffix)) + 1):
-            places = self._places.get(suffix[-length:])
+        known, end, num_shorter = self._places, len(suffix), 0
+        for length in range(1, min(self._max_match, end) + 1):
+            places = known.get(suffix[end - length :])
             if places is None:
                 break
-            if matches and len(matches[-1][1]) == len(places):
+            if len(places) == num_shorter:
                 matches.pop()
+            num_shorter = len(places)
             matches.append((length, places))
         return matches
 

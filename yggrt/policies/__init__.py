@@ -1,6 +1,7 @@
 """Tree policies: choose which nodes to draft. They ask a drafter and never touch a model.
 
-Each is a pure function of the root token, the spec and what the drafter answers.
+Each is a pure function of the root token, the spec, what the drafter answers and the least path
+probability that a node may have.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
 from yggrt.policies import egt, plain, sequence, static
 
-Policy: TypeAlias = Callable[[int, TreeSpec, Drafter], TokenTree]
+Policy: TypeAlias = Callable[[int, TreeSpec, Drafter, float], TokenTree]
 
 
 def policy_for(spec: TreeSpec) -> Policy:

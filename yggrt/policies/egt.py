@@ -9,15 +9,16 @@ children alone.
 
 from __future__ import annotations
 
-import heapq
-
 from yggrt.core.schema import TreeSpec
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
 
 
-def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
-    """A tree of `spec.depth` times `spec.width` nodes; fewer where the pool runs dry."""
+def grow(root_token: int, spec: TreeSpec, drafter: Drafter, min_score: float = 0.0) -> TokenTree:
+    """A tree of `spec.depth` times `spec.width` nodes; fewer where the pool runs dry.
+
+    No node has a path probability below `min_score`, and so none is expanded.
+    """
     tokens, parents = [root_token], [-1]
     scores: list[float] = [1]
     paths: list[tuple[int, ...]] = [()]
@@ -29,14 +30,21 @@ def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
             pool.clear()
         children = drafter.candidates([paths[row] for row in newest], spec.children)
         for row, found in zip(newest, children, strict=True):
+            parent_score = scores[row]
             for token, probability in found:
-                heapq.heappush(pool, (-scores[row] * probability, row, token))
+                score = parent_score * probability
+                if score < min_score:
+                    break
+                pool.append((-score, row, token))
+        if not pool:
+            break
+        pool.sort()
         newest = []
-        for _ in range(min(spec.width, len(pool))):
-            negative_score, parent, token = heapq.heappop(pool)
+        for negative_score, parent, token in pool[: spec.width]:
             newest.append(len(tokens))
             tokens.append(token)
             parents.append(parent)
             scores.append(-negative_score)
             paths.append((*paths[parent], token))
+        del pool[: spec.width]
     return TokenTree(tuple(tokens), tuple(parents), tuple(scores))

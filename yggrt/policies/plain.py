@@ -7,6 +7,6 @@ from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
 
 
-def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
+def grow(root_token: int, spec: TreeSpec, drafter: Drafter, min_score: float = 0.0) -> TokenTree:
     """A tree of one row; the drafter is not asked."""
     return TokenTree.single(root_token)

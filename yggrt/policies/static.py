@@ -9,9 +9,9 @@ from yggrt.core.tree import TokenTree
 from yggrt.drafters import Candidate, Drafter
 
 
-def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
-    """The shape `spec.parents`, without the nodes that the drafter has no guess for and their
-    descendants."""
+def grow(root_token: int, spec: TreeSpec, drafter: Drafter, min_score: float = 0.0) -> TokenTree:
+    """The shape `spec.parents`, without the nodes that the drafter has no guess for or whose path
+    probability is below `min_score`, and their descendants."""
     num_children = Counter(spec.parents)
     paths: dict[int, tuple[int, ...]] = {0: ()}  # of the spec's nodes that got a token
     chosen: dict[int, Candidate] = {0: (root_token, 1)}
@@ -24,8 +24,11 @@ def grow(root_token: int, spec: TreeSpec, drafter: Drafter) -> TokenTree:
         for parent, guesses in zip(asked, found, strict=True):
             nodes = [node for node, p in enumerate(spec.parents, start=1) if p == parent]
             for node, (token, probability) in zip(nodes, guesses, strict=False):
+                score = chosen[parent][1] * probability
+                if score < min_score:
+                    break
                 paths[node] = (*paths[parent], token)
-                chosen[node] = (token, chosen[parent][1] * probability)
+                chosen[node] = (token, score)
                 level.append(node)
     nodes = sorted(chosen)
     row_of = {node: row for row, node in enumerate(nodes)}
