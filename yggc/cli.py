@@ -250,6 +250,10 @@ def profile_command(
     verifier: Verifier = None,
     verifier_sha256: Sha256 = None,
     drafter: Drafter = None,
+    drafter_sha256: DrafterSha256 = None,
+    drafter_quant: DrafterQuant = None,
+    drafter_dtype: DrafterDtype = None,
+    drafter_widths: DrafterWidths = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The profile to write.", metavar="JSON")
     ] = None,
@@ -275,6 +279,10 @@ def profile_command(
         "verifier": verifier,
         "verifier_sha256": verifier_sha256,
         "drafter": drafter,
+        "drafter_sha256": drafter_sha256,
+        "drafter_quant": drafter_quant,
+        "drafter_dtype": drafter_dtype,
+        "drafter_widths": _numbers("--drafter-widths", drafter_widths),
         # A build wants to know its bundle; a profile has none.
         "output": str(output),
         "dtype": dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from yggc import cli
 from yggc.config import OPTIONS, BuildConfig, load_config, resolve_for_model
 from yggc.errors import RecipeError
 from yggc.host import usable_cores
@@ -221,3 +223,11 @@ def test_row_counts_that_no_graph_can_have(changes: dict[str, object], message: 
     flags = {"verifier": "m", "output": "m.ygg", "target": "cpu", **changes}
     with pytest.raises(RecipeError, match=message):
         load_config(None, flags)
+
+
+def test_a_profile_takes_every_flag_that_its_build_may_have() -> None:
+    """Its fingerprint covers what the graphs depend on: a flag that it lacked could not be met."""
+    after_profiling = {"tree", "objective", "profile", "calibration", "calibration_tokens"}
+    of_builds_alone = after_profiling | {"stop_after", "dry_run"}
+    taken = [set(inspect.signature(one).parameters) for one in (cli.profile_command, cli.build)]
+    assert taken[0] == taken[1] - of_builds_alone
