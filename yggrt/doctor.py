@@ -22,7 +22,7 @@ from yggrt.core.schema import Manifest
 from yggrt.core.search import PLAIN
 from yggrt.core.spec import parse_tree_spec
 from yggrt.latency import LatencyTable, Surface
-from yggrt.loading import choose_threads, load_graphs
+from yggrt.loading import choose_threads, load_draft_graphs, load_graphs
 from yggrt.measure import describe_jump, table_jumps, time_passes, verifier_passes
 from yggrt.recordings import bundle_folds
 from yggrt.scheduling import Costs, Run, measure_trees
@@ -128,11 +128,10 @@ def examine(
     ]
     measured = time_passes(passes, contexts[:2], NUM_ROUNDS, budget_s=PROFILE_S)
     here = LatencyTable.of(measured.points(manifest.graphs), manifest.graphs)
-    folds = bundle_folds(bundle, graphs, RECORD_S, progress)
+    folds = bundle_folds(bundle, graphs, RECORD_S, progress, load_draft_graphs(bundle, cache))
     schedule = manifest.schedule
-    costs = Costs(
-        LatencyTable.of(manifest.latency, manifest.graphs), schedule.rest_s, schedule.rest_s
-    )
+    table = LatencyTable.of(manifest.latency, manifest.graphs)
+    costs = Costs(table, schedule.rest_s, schedule.rest_s, table.draft_step)
     ways = [] if schedule.tree == PLAIN else [schedule.tree]
     processor_s, wall_s = time.process_time(), time.perf_counter()
     runs = measure_trees(

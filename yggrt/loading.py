@@ -28,7 +28,7 @@ from yggrt.text import Text
 from yggrt.threads import wait_briefly
 
 if TYPE_CHECKING:
-    from yggrt.graphs import AotGraphs
+    from yggrt.graphs import AotDraftGraphs, AotGraphs
 
 
 def load(
@@ -120,15 +120,25 @@ def load_graphs(
     return AotGraphs.from_bundle(bundle, unpacked)
 
 
+def load_draft_graphs(bundle: Bundle, cache: Cache) -> AotDraftGraphs | None:
+    """The graphs of the model that drafts, None where n-grams do; after `load_graphs`, which
+    decides where weights lie."""
+    if bundle.manifest.drafter is None:
+        return None
+    from yggrt.graphs import AotDraftGraphs
+
+    return AotDraftGraphs.from_bundle(bundle, bundle.unpack(cache))
+
+
 def load_drafter(bundle: Bundle, cache: Cache) -> Drafter:
-    """The schedule's drafter; after `load_graphs`, which decides where weights lie."""
+    """The schedule's drafter; after `load_graphs`."""
     parameters = bundle.manifest.schedule.drafter
     if isinstance(parameters, schema.NgramDrafter):
         return NgramDrafter(parameters)
     from yggrt.drafters.lm import LmDrafter
-    from yggrt.graphs import AotDraftGraphs
 
-    graphs = AotDraftGraphs.from_bundle(bundle, bundle.unpack(cache))
+    graphs = load_draft_graphs(bundle, cache)
+    assert graphs is not None, "a manifest is checked when it is read"
     return LmDrafter(graphs, parameters, bundle.manifest.model.vocab_size)
 
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from yggrt.bundle import Bundle
-from yggrt.core.errors import RequestError
-from yggrt.core.passes import Graphs
+from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import Manifest
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.drafters.calibrate import held_out
@@ -27,21 +26,22 @@ def bundle_folds(
     graphs: Graphs,
     budget_s: float,
     progress: Callable[[str], None] = lambda text: None,
+    draft: DraftGraphs | None = None,
 ) -> list[Fold]:
-    """Recordings, each with a drafter that does not know them.
+    """Recordings, each with a drafter that does not know them; `draft`: graphs of the model that
+    drafts, if one does.
 
     Where the bundle has none, its bench prompts are decoded until `budget_s` is over; without
     text its golden prompts are.
     """
     manifest = bundle.manifest
     parameters = manifest.schedule.drafter
-    if not isinstance(parameters, NgramParameters):
-        raise RequestError(
-            f"{bundle.path.name}: a model drafts, and trees of such bundles are chosen when they "
-            "are built",
-            "build it again on this machine",
-        )
     recordings = [(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings]
+    if not isinstance(parameters, NgramParameters):
+        from yggrt.drafters.lm import LmDrafter
+
+        assert draft is not None
+        return [(LmDrafter(draft, parameters, manifest.model.vocab_size), recordings)]
     if recordings:
         return list(held_out(parameters, recordings))
     prompts, drafter = _other_prompts(bundle, graphs, parameters)

@@ -8,7 +8,7 @@ from a drafter that knows the answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeAlias
 
@@ -180,6 +180,13 @@ def measured_costs(latency: Latency, run: Run) -> Costs:
         return Costs(latency, 0.0, 0.0)
     stages = run.stages_per_pass()
     return Costs(latency, run.host_s, stages["commit"] + max(0.0, stages["other"]))
+
+
+def model_costs(costs: Costs, run: Run, draft_step: Latency) -> Costs:
+    """Costs where a model drafts, from a `run` that drafted with n-grams: what the model takes is
+    added by replays and runs."""
+    drafting_s = run.stages_per_pass().get("draft", 0.0) if run.num_passes else 0.0
+    return replace(costs, rest_s=costs.rest_s - drafting_s, draft_step=draft_step)
 
 
 def find_schedule(

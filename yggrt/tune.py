@@ -16,12 +16,14 @@ from yggrt.cache import Cache
 from yggrt.core.consistency import WEIGHTS_NAME
 from yggrt.core.objective import Form
 from yggrt.core.schema import FORMAT_VERSION, Manifest, TunedFor
+from yggrt.core.search import model_trees
 from yggrt.core.spec import parse_tree_spec
+from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.latency import LatencyTable
-from yggrt.loading import choose_threads, load_graphs
-from yggrt.measure import spread_contexts, time_passes, verifier_passes
+from yggrt.loading import choose_threads, load_draft_graphs, load_graphs
+from yggrt.measure import drafter_passes, spread_contexts, time_passes, verifier_passes
 from yggrt.recordings import bundle_folds
-from yggrt.scheduling import Limits, find_schedule, measured_costs, record_answers
+from yggrt.scheduling import Limits, find_schedule, measured_costs, model_costs, record_answers
 from yggrt.target import check_target, host_target
 
 # Together under a minute, with loading and writing.
@@ -59,21 +61,32 @@ def tune_bundle(
     graphs = load_graphs(bundle, cache, num_threads=threads, mapped=mapped, on_note=on_note)
     rows = verify_rows(manifest, graphs.row_counts)
     progress("time graphs")
+    draft = load_draft_graphs(bundle, cache)
+    passes = verifier_passes(graphs, rows)
+    if draft is not None:
+        passes += drafter_passes(draft)
     measured = time_passes(
-        verifier_passes(graphs, rows),
+        passes,
         spread_contexts(graphs.max_model_len),
         NUM_ROUNDS,
         budget_s=PROFILE_S,
     )
     points = measured.points(manifest.graphs)
-    folds = bundle_folds(bundle, graphs, RECORD_S, progress)
+    table = LatencyTable.of(points, manifest.graphs)
+    folds = bundle_folds(bundle, graphs, RECORD_S, progress, draft)
     eos_ids = manifest.model.eos_ids
     prompts = [prompt for _, recordings in folds for prompt, _ in islice(recordings, 4)]
-    _, run = record_answers(graphs, folds[0][0], prompts, 16, eos_ids, budget_s=HOST_S)
+    ngrams = NgramDrafter(DEFAULT_PARAMETERS) if draft is not None else folds[0][0]
+    _, run = record_answers(graphs, ngrams, prompts, 16, eos_ids, budget_s=HOST_S)
+    costs = measured_costs(table, run)
+    if draft is not None:
+        costs = model_costs(costs, run, table.draft_step)
+        if trees is None:
+            trees = model_trees(draft.widths, rows, manifest.model.max_depth)
     schedule = find_schedule(
         graphs,
         folds,
-        measured_costs(LatencyTable.of(points, manifest.graphs), run),
+        costs,
         manifest.schedule.drafter,
         buckets=rows,
         trees=trees,

@@ -103,6 +103,26 @@ def test_a_bundle_for_another_machine_is_refused_before_anything_is_measured(
     assert command("yggrt", "tune", path).returncode == 2
 
 
+def test_bundles_in_which_a_model_drafts_are_tuned_and_examined(tmp_path: Path) -> None:
+    built, out = bundles.tiny_drafted("self", "self"), tmp_path / "tuned.ygg"
+    done = command("yggrt", "tune", built, "-o", out, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    trees = {one["tree"] for one in report["candidates"]}
+    assert "plain" in trees
+    assert any(tree.startswith(("sequence", "egt")) for tree in trees)
+    before, after = opened(built)[0], opened(out)[0]
+    assert after.schedule.drafter == before.schedule.drafter
+    # The model's passes are measured as the verifier's are.
+    draft = {graph.name for graph in after.graphs if graph.kind == "draft"}
+    assert {p.rows for p in after.latency if p.graph in draft} == {1, 4}
+    assert command("yggrt", "verify", out).returncode == 0
+    kept = command("yggrt", "tune", built, "-o", out, "--tree", "sequence:depth=2")
+    assert kept.returncode == 0, kept.stderr
+    examined = json.loads(command("yggrt", "doctor", out, "--json").stdout)
+    assert "cost of drafting" in [one["name"] for one in examined["findings"]]
+
+
 def test_the_doctor_measures_and_says_what_to_do(tiny_bundle: Path) -> None:
     done = command("yggrt", "doctor", tiny_bundle, "--json")
     assert done.returncode in (0, 1), done.stderr

@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from yggc.config import BuildConfig
 from yggc.context import Context
 from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import bind_graphs
@@ -25,8 +23,8 @@ from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
 from yggrt.core.schema import LmDrafter as LmParameters
 from yggrt.core.schema import NgramDrafter as NgramParameters
-from yggrt.core.schema import Record, Schedule, TreeSpec
-from yggrt.core.search import DEPTHS
+from yggrt.core.schema import Record, Schedule
+from yggrt.core.search import model_trees
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.calibrate import calibrate_ngram, held_out
 from yggrt.drafters.calibrate_lm import calibrate_lm
@@ -34,7 +32,14 @@ from yggrt.drafters.lm import LmDrafter
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.latency import LatencyTable
 from yggrt.prompts import read_prompts
-from yggrt.scheduling import Fold, Limits, find_schedule, measured_costs, record_answers
+from yggrt.scheduling import (
+    Fold,
+    Limits,
+    find_schedule,
+    measured_costs,
+    model_costs,
+    record_answers,
+)
 from yggrt.text import Text
 
 SHIPPED = "calibration.jsonl"
@@ -95,10 +100,9 @@ def run(
         with context.reporter.stage("calibrate drafter"):
             shipped = calibrate_lm(bound.draft, others, vocab_size, config.max_depth)
         folds = [(LmDrafter(bound.draft, shipped, vocab_size), recordings[:NUM_REPLAYED])]
-        # The measured run drafted with n-grams; replays and runs add what the model takes.
-        costs = replace(costs, rest_s=costs.rest_s - run.stages_per_pass().get("draft", 0.0))
-        costs = replace(costs, draft_step=table.draft_step)
-        given = draft_model_trees(config) if given is None else given
+        costs = model_costs(costs, run, table.draft_step)
+        if given is None:
+            given = model_trees(config.drafter_widths, config.buckets, config.max_depth)
     with context.reporter.stage("search trees") as progress:
         schedule = find_schedule(
             bound.graphs,
@@ -113,23 +117,6 @@ def run(
             progress=lambda text: progress.advance(1, text),
         )
     return Searched(schedule=schedule, num_tokens=sum(len(output) for _, output in recordings))
-
-
-def draft_model_trees(config: BuildConfig) -> list[TreeSpec]:
-    """A chain and the equal-growth trees of every width that a draft graph has, at every depth.
-    The engine verifies as much of a tree as pays, so each may fill the largest bucket.
-    """
-    trees = [TreeSpec(policy="plain")]
-    for depth in (depth for depth in DEPTHS if depth <= config.max_depth):
-        for width in config.drafter_widths:
-            rows = min(config.buckets[-1], 1 + width * depth)
-            if rows > 1:
-                egt = TreeSpec(
-                    policy="egt", width=width, depth=depth, children=2 * width, verify=rows
-                )
-                chain = TreeSpec(policy="sequence", depth=depth, verify=rows)
-                trees.append(chain if width == 1 else egt)
-    return trees
 
 
 def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[list[int]]:

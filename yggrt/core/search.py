@@ -128,6 +128,23 @@ def first_trees(buckets: Sequence[int]) -> list[TreeSpec]:
     ]
 
 
+def model_trees(widths: Sequence[int], buckets: Sequence[int], max_depth: int) -> list[TreeSpec]:
+    """Plain decoding, chains, and equal-growth trees of every width that a draft graph has, to
+    `max_depth`. The engine verifies as much of a tree as pays, so each may fill the largest
+    bucket."""
+    trees = [TreeSpec(policy="plain")]
+    for depth in (depth for depth in DEPTHS if depth <= max_depth):
+        for width in widths:
+            rows = min(buckets[-1], 1 + width * depth)
+            if rows > 1:
+                egt = TreeSpec(
+                    policy="egt", width=width, depth=depth, children=2 * width, verify=rows
+                )
+                chain = TreeSpec(policy="sequence", depth=depth, verify=rows)
+                trees.append(chain if width == 1 else egt)
+    return trees
+
+
 def refined_trees(best: Iterable[TreeSpec], buckets: Sequence[int]) -> list[TreeSpec]:
     """Neighbours of the best trees: the smaller buckets, and the other frontier."""
     found = []
