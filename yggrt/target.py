@@ -5,6 +5,7 @@ seconds.
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib.util
 import os
 import platform
@@ -32,7 +33,7 @@ def host_target(num_threads: int | None = None) -> Target:
             os=platform.system().lower(),
             machine=platform.machine(),
             libc=_libc(),
-            isa=tuple(sorted((cpu.get("flags") or cpu.get("Features") or "").split())),
+            isa=tuple(sorted(_usable_flags(cpu.get("flags") or cpu.get("Features") or ""))),
             torch=torch_version,
             cuda=cuda,
             compute_capability="",
@@ -139,6 +140,17 @@ def _cpu_fields() -> dict[str, str]:
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
     return fields
+
+
+def _usable_flags(flags: str) -> set[str]:
+    """Those of a line of /proc/cpuinfo without AMX where the kernel keeps it from this process:
+    Linux gives its registers to those that ask, and a sandbox may refuse."""
+    found = set(flags.split())
+    if "amx_tile" in found:
+        arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+        if ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0:
+            found -= {flag for flag in found if flag.startswith("amx_")}
+    return found
 
 
 def _usable_cores() -> int:

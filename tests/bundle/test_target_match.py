@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from bundle.small import manifest, write_small
 
+from yggrt import target
 from yggrt.core.errors import TargetError
 from yggrt.core.schema import Target
 from yggrt.target import check_target, host_target
@@ -121,3 +122,13 @@ yggrt.inspect.inspect_bundle(Path(sys.argv[1]), full=True)
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code, tmp_path / "small.ygg"], check=True)
+
+
+def test_amx_counts_only_where_the_kernel_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def syscall(self, *arguments: int) -> int:
+            return -1
+
+    monkeypatch.setattr(target.ctypes, "CDLL", lambda name: Refusing())
+    assert target._usable_flags("avx2 amx_tile amx_bf16") == {"avx2"}
+    assert target._usable_flags("avx2 fma") == {"avx2", "fma"}
