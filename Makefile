@@ -12,6 +12,7 @@ demo: $(VENV)/.compile
 	mkdir -p $(dir $(DEMO))
 	$(BIN)/yggc build artifacts/recipes/smollm2-135m-cpu.toml --gpu cpu --work-dir $(WORK) -o $(DEMO)
 	$(BIN)/yggrt run $(DEMO) --prompt "$(PROMPT)" --max-tokens 200
+	@echo "next: . $(BIN)/activate; yggrt run $(DEMO)   (a chat; also yggrt inspect, verify, bench)"
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

@@ -76,7 +76,7 @@ def _common_checks(config: BuildConfig) -> Iterator[Check]:
     yield _torch_check()
     for package in ("transformers", "safetensors", "gguf"):
         version = _version(package)
-        tip = "pip install 'yggdrasil-decode[compile]'"
+        tip = "pip install transformers gguf safetensors numpy"
         yield Check(package, version is not None, version or "not installed", "installed", tip)
     output = Path(config.output)
     yield _writable(

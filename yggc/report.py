@@ -163,19 +163,14 @@ def print_result(result: BuildResult, as_json: bool) -> None:
         sys.stdout.write(result.to_json() + "\n")
         return
     console = Console(highlight=False)
-    table = Table(
-        "stage",
-        "seconds",
-        "",
-        title=escape(str(result.output or result.name)),
-        title_justify="left",
-    )
+    console.print(escape(str(result.output or result.name)), soft_wrap=True)
+    table = Table("stage", "seconds", "taken")
     table.columns[1].justify = "right"
     for stage, seconds in result.seconds.items():
         table.add_row(
             escape(stage),
             f"{seconds:.1f}",
-            "from an earlier build" if stage in result.cached else "",
+            "from an earlier build" if stage in result.cached else "now",
         )
     console.print(table)
     sizes = Table("part", "MB")

@@ -128,17 +128,20 @@ def resolve_target(name: str, *, dry_run: bool) -> tuple[str, list[str]]:
 
 def _refuse(target: GpuTarget, gpus: tuple[HostGpu, ...]) -> None:
     asked = f"asked for {target.name} (compute capability {target.compute_capability})"
-    here = "build for this machine with --gpu cpu, or plan with --dry-run"
+    tip = (
+        f"it would run on a machine with an {target.title}, once there is a CUDA back end, which "
+        "this release has not; build for this machine with --gpu cpu, or plan with --dry-run"
+    )
     if not gpus:
         raise TargetError(
             f"{asked}, this machine has no NVIDIA GPU",
-            f"run the same command on a machine with an {target.title}; {here}",
+            tip,
         )
     if not any(target.is_gpu(gpu) for gpu in gpus):
         found = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in gpus)
         raise TargetError(
             f"{asked}, this machine has {found}",
-            f"run the same command on a machine with an {target.title}; {here}",
+            tip,
         )
     raise TargetError(
         f"{asked}, which this machine has, but this release has no CUDA back end",

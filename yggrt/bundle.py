@@ -230,7 +230,13 @@ def _open_file(path: Path) -> BinaryIO:
 def _read_manifest(file: BinaryIO, path: Path) -> bytes:
     """The bytes of the first member, checked against its CRC-32."""
     num_bytes = os.fstat(file.fileno()).st_size
-    start = os.pread(file.fileno(), 4096, 0)
+    try:
+        start = os.pread(file.fileno(), 4096, 0)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot be read: {error.strerror or error}",
+            "check the disk, or copy it again",
+        ) from error
     header = archive.read_local_header(start)
     if header is None:
         found = (

@@ -156,7 +156,7 @@ def examine(
             busy_share=busy.share(),
             idle_share=max(0.0, 1 - processor_s / (wall_s * threads)),
             num_threads=threads,
-            weights_bytes=bundle.num_bytes,
+            weights_bytes=sum(spec.num_bytes for spec in manifest.weights.values()),
             huge_bytes=huge_bytes,
             mapped=mapped,
         )

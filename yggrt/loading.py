@@ -27,6 +27,9 @@ from yggrt.target import check_target, host_target
 from yggrt.text import Text
 from yggrt.threads import wait_briefly
 
+# More than any machine has; far more would fail to start.
+MAX_THREADS = 1024
+
 if TYPE_CHECKING:
     from yggrt.graphs import AotDraftGraphs, AotGraphs
 
@@ -166,9 +169,9 @@ def choose_threads(asked: int | None, tuned_for: TunedFor) -> int:
     num_cores = len(os.sched_getaffinity(0))
     if asked is None:
         return max(1, min(tuned_for.num_threads, num_cores))
-    if asked < 1:
+    if not 1 <= asked <= MAX_THREADS:
         raise RequestError(
-            f"number of threads is {asked}, wanted 1 or more",
+            f"number of threads is {asked}, wanted 1 to {MAX_THREADS}",
             f"this machine has {num_cores} cores",
         )
     return asked

@@ -90,7 +90,7 @@ def _from_json(line: str, where: str, number: str, category: str) -> Prompt:
     tip = 'a line is {"prompt": "..."}, {"question": "..."} or {"turns": ["..."]}'
     try:
         value: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
         raise RequestError(f"{where}: not JSON: {error}", tip) from error
     if not isinstance(value, dict):
         raise RequestError(f"{where}: {type(value).__name__}, wanted an object", tip)

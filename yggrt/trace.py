@@ -74,6 +74,20 @@ def check_trace_path(path: Path) -> None:
         raise RequestError(
             f"{path}: no trace can be written there", "give a file in a folder that exists"
         )
+    if path.exists() and not _is_trace(path):
+        raise RequestError(
+            f"{path}: exists and is no trace, so it is not overwritten",
+            "give a new file, or that of an earlier trace",
+        )
+
+
+def _is_trace(path: Path) -> bool:
+    start = b'{"traceEvents"'
+    try:
+        with path.open("rb") as file:
+            return file.read(len(start)) in (start, b"")
+    except OSError:
+        return False
 
 
 def write_trace(trace: dict[str, Any], path: Path) -> None:

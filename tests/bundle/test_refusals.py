@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from collections.abc import Callable
@@ -276,3 +277,15 @@ def test_drafters_that_the_manifest_contradicts(tmp_path: Path) -> None:
     ):
         with pytest.raises(BundleError, match=message):
             check_manifest(wrong, "here")
+
+
+def test_a_disk_that_fails(tmp_path: Path, good: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.ygg"
+    path.write_bytes(good)
+
+    def fail(*arguments: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(BundleError, match="cannot be read: Input/output error"):
+        Bundle.open(path)

@@ -107,7 +107,7 @@ def test_libraries_that_are_missing_or_do_not_apply_are_listed(
     assert lineup.rows == []
     reasons = {one.title: one.reason for one in lineup.missing}
     for library in ("transformers", "llama.cpp"):
-        assert "pip install 'yggdrasil-decode[compare]'" in reasons[library]
+        assert "pip install llama-cpp-python" in reasons[library]
     assert "GGUF" in reasons["openvino"]
 
 

@@ -100,6 +100,8 @@ def test_choices_have_constraints_of_their_own() -> None:
     [
         ({"json_schema": "{"}, "json_schema is not valid JSON"),
         ({"json_schema": {"type": "nope"}}, "json_schema cannot be met or parsed: .*nope"),
+        ({"json_schema": "[" * 5000}, "json_schema is not valid JSON"),
+        ({"regex": "a("}, "regex parse error: .*unclosed group"),
         ({"json_schema": {"enum": []}}, "json_schema cannot be met or parsed"),
         ({"json_schema": {"x": {1, 2}}}, "json_schema is not valid JSON"),
         ({"regex": "("}, "regex cannot be met or parsed"),
@@ -118,7 +120,7 @@ def test_without_llguidance_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match="llguidance, which is not installed") as caught:
         session().generate("hello", regex="a")
-    assert caught.value.tip == "pip install 'yggdrasil-decode[constraints]'"
+    assert caught.value.tip == "pip install 'llguidance>=1.9,<2'"
 
 
 def test_without_a_tokenizer_or_an_end_id() -> None:

@@ -223,6 +223,17 @@ def span(event: dict[str, Any]) -> tuple[int, int]:
     return start, start + round(1000 * event["dur"])
 
 
+def test_a_trace_replaces_traces_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    check_trace_path(path)
+    write_trace({"traceEvents": []}, path)
+    check_trace_path(path)
+    path.write_bytes(b"PK a bundle")
+    with pytest.raises(RequestError, match="exists and is no trace"):
+        check_trace_path(path)
+    assert path.read_bytes() == b"PK a bundle"
+
+
 def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none" / "t.json"):
         with pytest.raises(RequestError, match="no trace can be written there"):

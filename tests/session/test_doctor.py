@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from bundle.small import graph, manifest
 
-from yggrt.core.errors import CheckFailed
+from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.schema import Candidate, LatencyJump, LatencyPoint, Manifest, ProfileNotes
 from yggrt.doctor import Evidence, Report, diagnose
 from yggrt.latency import LatencyTable
+from yggrt.loading import choose_threads
 from yggrt.scheduling import Run
+from yggrt.target import host_target
 
 TREE = "egt:width=4,depth=2,children=8,verify=8,frontier=global"
 
@@ -147,3 +149,10 @@ def test_a_plain_schedule_has_no_trees_to_judge() -> None:
     report = examined(manifest=tuned("plain"), tree=PLAIN_RUN)
     assert "break-even" not in verdicts(report)
     assert verdicts(report)["host"] == "ok"
+
+
+@pytest.mark.parametrize("asked", [0, -1, 1025, 99999999999])
+def test_numbers_of_threads_out_of_range(asked: int) -> None:
+    tuned = host_target(2).tuned_for
+    with pytest.raises(RequestError, match=f"number of threads is {asked}, wanted 1 to 1024"):
+        choose_threads(asked, tuned)

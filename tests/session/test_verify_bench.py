@@ -173,6 +173,8 @@ def test_prompt_files(tmp_path: Path) -> None:
         (b"", "no prompt in it"),
         (b"\xff", "byte 0 .* not valid UTF-8"),
         (b'{"prompt": "a"}\n{', "line 2: not JSON"),
+        (b'{"id": ' + b"9" * 6000 + b"}", "line 1: not JSON"),
+        (b'{"id": ' + b"[" * 50000, "line 1: not JSON"),
         (b'{"prompt": ""}', "line 1: no prompt"),
         (b'{"prompt": "a"}\n3', "line 2: int, wanted an object"),
     ):

@@ -68,3 +68,19 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_examples(text, message):
         parse_tree_spec(text)
     assert message in caught.value.message
     assert "egt:width=4" in caught.value.tip
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("egt:width=true", "width is 'true'"),
+        ("egt:width=0", "width is '0'"),
+        ("egt:width=4=5", "width is '4=5'"),
+        ("egt:depth=1e3", "depth is '1e3'"),
+        ("sequence:depth=" + "9" * 5000, "depth is '999"),
+        ("sequence:depth=2,verify=1", r"verify is '1', wanted a whole number in 2\.\."),
+    ],
+)
+def test_a_bad_value_is_named_before_what_is_missing(text: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        parse_tree_spec(text)

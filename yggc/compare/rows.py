@@ -23,7 +23,7 @@ _MODULES: dict[Library, str] = {
     "llama.cpp": "llama_cpp",
     "openvino": "openvino_genai",
 }
-_INSTALL = "pip install 'yggdrasil-decode[compare]'"
+_INSTALL = "pip install llama-cpp-python openvino-genai transformers gguf"
 
 
 @dataclass(frozen=True, slots=True)

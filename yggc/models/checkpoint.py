@@ -237,7 +237,7 @@ class DirectoryCheckpoint(Checkpoint):
                 isinstance(one, int) for one in (ids if isinstance(ids, list) else [ids or 0])
             ):
                 raise ValueError(f"eos_token_id is {ids!r}, wanted a token id or a list of them")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise SourceError(f"{path}: is not valid: {error}", "fetch the file again") from error
         return (ids,)
 

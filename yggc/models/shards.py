@@ -41,7 +41,7 @@ def find_shards(directory: Path) -> tuple[Path, ...]:
             names = sorted(set(weight_map.values()))
             if not all(isinstance(name, str) for name in names):
                 raise ValueError(f"a file name in it is {names[0]!r}, wanted a string")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(
                 f"{directory / INDEX}: is not a valid index: {error}", _FETCH_TIP
             ) from error
@@ -97,7 +97,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 if name != "__metadata__"
             }
             wanted = 8 + length + max((end for _, end in entries.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError
+        ) as error:  # fmt: skip
             raise SourceError(f"{path}: its header is not valid: {error!r}", _FETCH_TIP) from error
     if size != wanted:
         raise SourceError(f"{path}: is {size} bytes, its header describes {wanted}", _FETCH_TIP)

@@ -195,7 +195,7 @@ def check_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
         if not isinstance(config, dict):
             raise ValueError("not a JSON object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: is not valid JSON: {error}", "fetch the file again") from error
     _refuse_unknown_architecture(path, config)
     quantization = config.get("quantization_config")

@@ -127,7 +127,7 @@ def read_profile(path: Path, wanted: Fingerprint) -> Profile:
     another machine, with other threads or of other graphs."""
     try:
         saved = msgspec.json.decode(_read(path), type=SavedProfile)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RecipeError(
             f"{path}: is no profile: {error}", "write one with `yggc profile … -o FILE`"
         ) from error

@@ -43,6 +43,8 @@ def parse_tree_spec(text: str) -> TreeSpec:
             raise _bad(text, f"{policy} has no key {key!r}; its keys are {known}")
         if not equals or key in values:
             raise _bad(text, f"{key!r} wants one value, as in {key}=...")
+        if key not in ("frontier", "parents"):
+            _check_size(text, key, value)
         values[key] = value
     if policy == "plain":
         return TreeSpec(policy="plain")
@@ -127,9 +129,14 @@ def _size(
         if default is None:
             raise _bad(text, f"{key} is missing")
         return default
-    if not (found.isascii() and found.isdigit() and least <= int(found) <= MAX_SIZE):
+    if int(found) < least:
         raise _bad(text, f"{key} is {found!r}, wanted a whole number in {least}..{MAX_SIZE}")
     return int(found)
+
+
+def _check_size(text: str, key: str, value: str) -> None:
+    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MAX_SIZE):
+        raise _bad(text, f"{key} is {value!r}, wanted a whole number in 1..{MAX_SIZE}")
 
 
 def _bad(text: str, problem: str) -> RequestError:

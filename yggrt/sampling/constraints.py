@@ -89,7 +89,7 @@ def _import_llguidance() -> Any:
     except ImportError:
         raise RequestError(
             "json_schema, regex and grammar need llguidance, which is not installed",
-            "pip install 'yggdrasil-decode[constraints]'",
+            "pip install 'llguidance>=1.9,<2'",
         ) from None
     return llguidance
 
@@ -102,12 +102,16 @@ def _grammar(matcher: Any, kind: str, source: str | Mapping[str, Any]) -> str:
     try:
         schema = json.loads(source) if isinstance(source, str) else source
         return str(matcher.grammar_from_json_schema(json.dumps(schema)))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RequestError(
             f"json_schema is not valid JSON: {first_line(str(error))}", "correct json_schema"
         ) from error
 
 
 def first_line(text: str) -> str:
-    """The first line that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    """The first line that says something, with the reason that it may only announce."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "no reason given"
+    reasons = [line for line in lines[1:] if line.startswith("error:")]
+    return f"{lines[0]} {reasons[0]}" if lines[0].endswith(":") and reasons else lines[0]
