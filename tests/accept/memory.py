@@ -30,7 +30,9 @@ def resident_bytes(pid: int) -> int:
         process = todo.pop()
         try:
             status = Path(f"/proc/{process}/status").read_text()
-            children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+            # A process is a child of the thread that started it.
+            tasks = Path(f"/proc/{process}/task").iterdir()
+            children = [c for t in tasks for c in (t / "children").read_text().split()]
         except (FileNotFoundError, ProcessLookupError):
             continue
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
