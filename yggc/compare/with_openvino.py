@@ -43,7 +43,13 @@ class OpenVinoEngine:
 
     def _pipeline(self, is_lookup: bool) -> Any:
         if is_lookup not in self._pipelines:
-            options: dict[str, Any] = {"INFERENCE_NUM_THREADS": self._setup.num_threads}
+            # Prompts come again in other rounds, and what they cost is to be measured.
+            scheduler = openvino_genai.SchedulerConfig()
+            scheduler.enable_prefix_caching = False
+            options: dict[str, Any] = {
+                "INFERENCE_NUM_THREADS": self._setup.num_threads,
+                "scheduler_config": scheduler,
+            }
             if is_lookup:
                 options["prompt_lookup"] = True
             self._pipelines[is_lookup] = openvino_genai.LLMPipeline(
