@@ -11,7 +11,6 @@ attention with terms the operator lacks.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from ygg_kernels.ops import Operators
 
 from yggc.errors import SourceError
+from yggc.models.eagle import cache_argument
 from yggc.models.matrices import Matrix, find_matrices, tied_names
 from yggc.models.packing import packed_dtype, packed_shape
 from yggrt.core.formats import FORMATS
@@ -242,11 +242,6 @@ class DepthPredictor(nn.Module):
         return torch.sigmoid(self.decode(nn.functional.silu(self.encode(hidden))))
 
 
-def _cache_argument(model: nn.Module) -> str:
-    """transformers renamed the argument that takes the cache within the supported range."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
 class StaticForward(nn.Module):
     """The one graph kind: V rows of a tree at given slots over a visible prefix.
 
@@ -262,7 +257,7 @@ class StaticForward(nn.Module):
         super().__init__()
         self.verifier, self.predictor = model, predictor
         self.step, self.kind = step, kind
-        self.cache_argument = _cache_argument(model)
+        self.cache_argument = cache_argument(model)
 
     def forward(
         self,
@@ -512,5 +507,5 @@ def adapt(
     _give_addresses(model)
     _give_addresses(predictor)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        kv_layers = _observe_cache(model, step, config.num_hidden_layers, _cache_argument(model))
+        kv_layers = _observe_cache(model, step, config.num_hidden_layers, cache_argument(model))
     return Adapted(model, step, predictor, config, matrices, forms, tied, kv_layers)
