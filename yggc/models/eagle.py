@@ -1,7 +1,7 @@
-"""The EAGLE head: predicts the verifier's next feature, and through its output head the next token.
+"""The EAGLE head: predicts the verifier's next feature and, through its output head, a token.
 
-Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv 2401.15077),
-section 4. A feature is the verifier's last hidden state, what its output head reads. A row joins
+Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv
+2401.15077), section 4. A feature is the verifier's last hidden state, what its output head reads. A row joins
 the embedding of a token with the feature of the token before it, and one decoder layer makes of
 them the token's own feature. The embedding and the output head are the verifier's and are not
 trained; the head may give the logits of chosen ids alone.
@@ -115,7 +115,8 @@ def head_config(verifier: Any, draft_vocab_size: int = 0) -> EagleConfig:
     heads = getattr(verifier, "num_attention_heads", None) or max(1, size // 64)
     head_dim = getattr(verifier, "head_dim", None) or size // heads
     rope = getattr(verifier, "rope_parameters", None) or {}
-    theta = rope.get("rope_theta") if isinstance(rope.get("rope_theta"), int | float) else 10000.0
+    # Configurations with a rope per kind of layer state none here.
+    theta = rope.get("rope_theta") or 10000.0
     return EagleConfig(
         draft_vocab_size=draft_vocab_size,
         vocab_size=verifier.vocab_size,
