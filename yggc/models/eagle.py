@@ -1,10 +1,10 @@
 """The EAGLE head: predicts the verifier's next feature and, through its output head, a token.
 
 Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv
-2401.15077), section 4. A feature is the verifier's last hidden state, what its output head reads. A row joins
-the embedding of a token with the feature of the token before it, and one decoder layer makes of
-them the token's own feature. The embedding and the output head are the verifier's and are not
-trained; the head may give the logits of chosen ids alone.
+2401.15077), section 4. A feature is the verifier's last hidden state, what its output head reads.
+A row joins the embedding of a token with the feature of the token before it, and one decoder layer
+makes of them the token's own feature. The embedding and the output head are the verifier's and are
+not trained; the head may give the logits of chosen ids alone.
 """
 
 from __future__ import annotations
