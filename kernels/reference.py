@@ -246,14 +246,14 @@ def tree_attention(
 
     Caches as in decode_cache: what they hold is widened to the dtype of q.
 
-    Row r sees slots 0..length-1 and, of slots length..length+V-1, those that `tree_mask` [V, V]
-    bool names. The sequence index of a key is its position: prefix first, then the ancestors in
+    Row r sees slots 0..length-1 and, of slots length..length+M-1, those that `tree_mask` [V, M]
+    bool names; M >= V. The sequence index of a key is its position: prefix first, then the ancestors in
     row order. With a window only positions above positions[r] - window are seen, and always the
     row itself.
     """
     num_heads, num_rows = q.shape[1], q.shape[2]
     prefix = int(length)
-    total = prefix + num_rows
+    total = prefix + tree_mask.shape[1]
     group = num_heads // k_cache.shape[1]
     keys = decode_cache(k_cache[:, :, :total]).to(q.dtype).repeat_interleave(group, dim=1)
     values = decode_cache(v_cache[:, :, :total]).to(q.dtype).repeat_interleave(group, dim=1)

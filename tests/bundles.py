@@ -4,6 +4,7 @@ clone does not have.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import gguf
 import torch
 from gguf_files import write_llama
+from safetensors.torch import save_file
 from tiny_tokenizers import CHATML, byte_level
 from transformers import (
     AutoConfig,
@@ -22,6 +24,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from yggc.models.eagle import EagleForCausalLM, head_config
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
@@ -108,6 +112,26 @@ def save_small(folder: Path) -> Path:
 
 def small_model() -> Path:
     return save_small(CACHE / "tiny-small")
+
+
+def save_head(folder: Path) -> Path:
+    """A head for the tiny model with random weights, which gives the logits of 384 of its ids."""
+    if not (folder / "config.json").exists():
+        torch.manual_seed(2)
+        config = head_config(tiny_config(), draft_vocab_size=384)
+        config.initializer_range = 0.3
+        state = EagleForCausalLM(config).state_dict()
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            del state[name]
+        ids = torch.randperm(400)[:384].sort().values
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({**state, "draft_ids": ids}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return folder
+
+
+def random_head() -> Path:
+    return save_head(CACHE / "tiny-head")
 
 
 def tiny_drafted(name: str, drafter: str) -> Path:

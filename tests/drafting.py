@@ -11,13 +11,13 @@ from typing import Any
 from yggrt.core.passes import prefill_chunks
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters import UNLIMITED, Candidate, Noise
+from yggrt.drafters import UNLIMITED, Candidate, Drafter, Noise
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.session import Session
 
 
-class RecordedDrafter:
+class RecordedDrafter(Drafter):
     """The recorded next token at a random rank among random siblings, at every node and depth.
 
     Off the record, siblings alone: such nodes can be accepted only if the verifier happens to say

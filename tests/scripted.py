@@ -16,7 +16,7 @@ import torch
 
 from yggrt.core.passes import PassOutput
 from yggrt.core.tree import TokenTree
-from yggrt.drafters import UNLIMITED, Candidate, Noise
+from yggrt.drafters import UNLIMITED, Candidate, Drafter, Noise
 
 JUNK = -1
 
@@ -115,7 +115,7 @@ class LogitGraphs(ScriptedGraphs):
 
 
 @dataclass
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Random distinct guesses: full trees, some of them right. Checks that it is told the true
     context."""
 

@@ -84,7 +84,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 def compiler_digest() -> str:
     """Digest of the code that turns a model into a graph, so that changing it recompiles."""
-    parts = ("adapt", "fuse", "matrices", "packing")
+    parts = ("adapt", "eagle", "fuse", "matrices", "packing")
     return source_digest("aot.py", *(f"models/{part}.py" for part in parts))
 
 
@@ -102,7 +102,7 @@ def source_digest(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...]) -> list[Any]:
+def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...], feature_size: int) -> list[Any]:
     """Example inputs of a graph; the caches' memory is reserved and never touched."""
     import torch
 
@@ -118,6 +118,8 @@ def _inputs(job: GraphJob, kv_layers: tuple[KvLayer, ...]) -> list[Any]:
     ]
     if job.kind in PREFILL_KINDS:
         inputs.append(torch.zeros(1, dtype=torch.int64))
+    if feature_size:
+        inputs.append(torch.zeros(rows, feature_size))
     for dtype, shape in cache_shapes(kv_layers, job.num_slots, job.kv_dtype):
         inputs.append(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]))
     return inputs
@@ -136,11 +138,12 @@ def _describe(names: list[str], tensors: list[Any]) -> tuple[TensorSpec, ...]:
     )
 
 
-def input_names(kind: GraphKind, num_layers: int) -> list[str]:
+def input_names(kind: GraphKind, num_layers: int, *, features: bool = False) -> list[str]:
     """Names of a graph's inputs, in order."""
     caches = [f"{part}_{layer}" for layer in range(num_layers) for part in ("keys", "values")]
     row = ["row"] if kind in PREFILL_KINDS else []
-    return ["tokens", "positions", "slots", "length", "mask", *row, *caches]
+    beside = ["features"] if features else []
+    return ["tokens", "positions", "slots", "length", "mask", *row, *beside, *caches]
 
 
 # Where torch's loader looks inside an unpacked package.
@@ -187,7 +190,7 @@ def export(job: GraphJob, operators: Any) -> tuple[Any, Any, list[Any]]:
         job.config, operators, job.max_depth, job.weight_dtype, job.formats, job.activations
     )
     module = adapted.static_forward(job.kind)
-    inputs = _inputs(job, adapted.kv_layers)
+    inputs = _inputs(job, adapted.kv_layers, adapted.feature_size)
     dynamic_shapes: Any = None
     if job.min_rows != job.max_rows:
         rows = torch.export.Dim("rows", min=job.min_rows, max=job.max_rows)
@@ -237,7 +240,10 @@ def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
         -len(OUTPUT_NAMES) :
     ]
     return CompiledGraph(
-        inputs=_describe(input_names(job.kind, len(adapted.kv_layers)), inputs),
+        inputs=_describe(
+            input_names(job.kind, len(adapted.kv_layers), features=adapted.feature_size > 0),
+            inputs,
+        ),
         outputs=_describe(OUTPUT_NAMES, results),
         constants=tuple(sorted(fqns)),
         kv_layers=adapted.kv_layers,

@@ -27,6 +27,7 @@ DEFAULT_MAX_MODEL_LEN = 2048
 MAX_ROWS = 999
 # A compile of one graph: the exported program, Inductor and the C++ compiler.
 JOB_BYTES = 3 << 30
+PLUS_NGRAM = "+ngram"
 
 
 class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,12 +37,12 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     per prompt. `tree` is a tree spec or "auto" (searched). `max_model_len` 0 stands for auto until
     the model is known. `quant` is the format of matrices: none (`dtype`), int8 or int4 (rounded to
     nearest), keep (as a GGUF file stores them); `activations` what quantised ones multiply;
-    `kv_dtype` what keys and values are cached in. `drafter` is "ngram", a model's source,
-    "self:LAYERS" (the verifier's first layers under its final norm and head) or "self" (all of
-    it); `drafter_quant` and `drafter_dtype` are to it what `quant` and `dtype` are to the
-    verifier, `drafter_widths` the nodes that one pass of it runs. `objective` is what a pass's
-    choice of rows maximises. `profile` is a file of `yggc profile` to take times from, ""
-    measures them.
+    `kv_dtype` what keys and values are cached in. `drafter` is "ngram", a model's source, a head's
+    directory, "self:LAYERS" (the verifier's first layers under its final norm and head) or "self"
+    (all of it); with "+ngram" behind a model n-grams join its trees. `drafter_quant` and
+    `drafter_dtype` are to it what `quant` and `dtype` are to the verifier, `drafter_widths` the
+    nodes that one pass of it runs. `objective` is what a pass's choice of rows maximises.
+    `profile` is a file of `yggc profile` to take times from, "" measures them.
     """
 
     name: str
@@ -146,16 +147,27 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return {f"{one.kind}_{one.most:03d}": one for one in rows}
 
     @property
+    def draft_model(self) -> str:
+        """The model that drafts, "" if n-grams do."""
+        return "" if self.drafter == "ngram" else self.drafter.removesuffix(PLUS_NGRAM)
+
+    @property
     def has_draft_model(self) -> bool:
-        return self.drafter != "ngram"
+        return bool(self.draft_model)
+
+    @property
+    def joins_ngram(self) -> bool:
+        """Whether n-grams draft beside a model."""
+        return self.has_draft_model and self.drafter.endswith(PLUS_NGRAM)
 
     @property
     def self_layers(self) -> int | None:
         """Layers of the verifier that draft, 0 for all of them; None for another drafter."""
-        if not (self.drafter == "self" or self.drafter.startswith("self:")):
+        model = self.draft_model
+        if not (model == "self" or model.startswith("self:")):
             return None
-        layers = self.drafter.removeprefix("self").removeprefix(":") or "0"
-        if not layers.isdigit() or (":" in self.drafter and int(layers) < 1):
+        layers = model.removeprefix("self").removeprefix(":") or "0"
+        if not layers.isdigit() or (":" in model and int(layers) < 1):
             raise RecipeError(
                 f"drafter is {self.drafter!r}, wanted self:LAYERS with a number of layers",
                 "as in --drafter self:6, or self for the whole verifier",
@@ -198,6 +210,11 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.has_draft_model:
             _ = self.self_layers
             return
+        if self.drafter != "ngram":
+            raise RecipeError(
+                f"drafter is {self.drafter!r}, wanted ngram, a model or a model{PLUS_NGRAM}",
+                "as in --drafter ngram, --drafter self:6+ngram",
+            )
         for key, default in (
             ("drafter_sha256", ""),
             ("drafter_quant", "auto"),

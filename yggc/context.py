@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ygg_kernels.build import BuiltLibrary, build_library
 
 from yggc.config import BuildConfig
-from yggc.models.checkpoint import Checkpoint, open_checkpoint
+from yggc.models.checkpoint import Checkpoint, open_checkpoint, open_drafter
 from yggc.models.source import resolve_source
 from yggc.report import Reporter
 from yggc.workdir import WorkDir
@@ -50,9 +50,9 @@ class Context:
         if config.self_layers is not None:
             return self.checkpoint
         source = resolve_source(
-            config.drafter, self.work, config.drafter_sha256, option="drafter_sha256"
+            config.draft_model, self.work, config.drafter_sha256, option="drafter_sha256"
         )
-        return open_checkpoint(source)
+        return open_drafter(source, self.checkpoint)
 
     @cached_property
     def library(self) -> BuiltLibrary:

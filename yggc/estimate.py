@@ -4,13 +4,21 @@ fetches no weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from yggc.config import BuildConfig, resolve_for_model
-from yggc.models.checkpoint import Checkpoint, context_limit, empty_model, open_checkpoint
-from yggc.models.drafter import drafter_options, first_layers, shares_weights
+from yggc.models.checkpoint import (
+    Checkpoint,
+    context_limit,
+    empty_model,
+    open_checkpoint,
+    open_drafter,
+)
+from yggc.models.drafter import drafter_options, first_layers, head_formats, shared_bytes
+from yggc.models.eagle import EagleConfig
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.source import hub_config, resolve_source, source_kind
 from yggc.models.wheel import WheelFile, is_fetched
@@ -63,9 +71,11 @@ class FoundModel:
         )
 
 
-def find_model(text: str, config: BuildConfig, option: str) -> FoundModel | None:
-    """The model that `text` names, its hash in the option of that name; None for a wheel, which
-    would have to be fetched.
+def find_model(
+    text: str, config: BuildConfig, option: str, verifier: Checkpoint | None = None
+) -> FoundModel | None:
+    """The model that `text` names, its hash in the option of that name, a head over `verifier`;
+    None for a wheel, which would have to be fetched.
     """
     kind = source_kind(text)
     work = WorkDir(Path(config.work_dir))
@@ -73,8 +83,9 @@ def find_model(text: str, config: BuildConfig, option: str) -> FoundModel | None
         return None
     if kind == "hub":
         return FoundModel(hub_config(text), None)
-    checkpoint = open_checkpoint(resolve_source(text, work, getattr(config, option), option))
-    return FoundModel(checkpoint.config, checkpoint)
+    source = resolve_source(text, work, getattr(config, option), option)
+    opened = open_checkpoint(source) if verifier is None else open_drafter(source, verifier)
+    return FoundModel(opened.config, opened)
 
 
 def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
@@ -82,7 +93,8 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     found = find_model(config.verifier, config, "verifier_sha256")
     drafter = found
     if config.has_draft_model and config.self_layers is None:
-        drafter = find_model(config.drafter, config, "drafter_sha256")
+        verifier = found.checkpoint if found is not None else None
+        drafter = find_model(config.draft_model, config, "drafter_sha256", verifier)
     graphs = (*config.graph_rows, *config.draft_graph_rows)
     if found is None or drafter is None:
         which = "the model is" if found is None else "the drafter is"
@@ -99,7 +111,7 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     )
     compile_s = layers * LAYER_S * num_compiles
     if config.has_draft_model:
-        small, footprint, drafter_notes = _add_drafter(config, drafter, footprint)
+        small, footprint, drafter_notes = _add_drafter(config, drafter, footprint, found, formats)
         compile_s += small * LAYER_S * len(config.draft_graph_rows)
         more = [*more, *drafter_notes]
     packed = footprint.weights_bytes
@@ -118,14 +130,21 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
 
 
 def _add_drafter(
-    config: BuildConfig, found: FoundModel, verifier: Footprint
+    config: BuildConfig,
+    found: FoundModel,
+    taken: Footprint,
+    verifier: FoundModel,
+    verifier_formats: Mapping[str, str],
 ) -> tuple[int, Footprint, list[str]]:
-    """The drafter's layers, what both models take together, and notes."""
-    options, notes = drafter_options(config, context_limit(found.config))
+    """The drafter's layers, what both models take together, and notes; `taken` and
+    `verifier_formats` are the verifier's."""
+    options, notes = drafter_options(config, found.config, context_limit(found.config))
     options, more = found.resolve(options)
     model = empty_model(first_layers(found.config, config.self_layers or 0))
     formats, _ = choose_formats(model, options, found.checkpoint)
+    if isinstance(found.config, EagleConfig):
+        formats = head_formats(formats, verifier.config, verifier_formats, config.dtype)
     footprint = model_footprint(model, options, formats, drafts=True)
-    shared = footprint.weights_bytes if shares_weights(config, options) else 0
+    shared = shared_bytes(config, options, found.config, footprint, formats)
     layers: int = model.config.num_hidden_layers
-    return layers, beside(verifier, footprint, shared), [f"drafter: {n}" for n in (*notes, *more)]
+    return layers, beside(taken, footprint, shared), [f"drafter: {n}" for n in (*notes, *more)]

@@ -17,10 +17,11 @@ from yggrt.core.objective import RATIO, Objective, choose_num_rows, least_value
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
-from yggrt.core.tree import TokenTree, clip_depth, prune
+from yggrt.core.tree import TokenTree, clip_depth, followed, join, prune
 from yggrt.drafters import Drafter
 from yggrt.gate import Cost, Gate
 from yggrt.policies import policy_for
+from yggrt.policies.egt import grow as grow_egt
 
 Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -31,6 +32,8 @@ CONTEXT_BLOCK = 64
 # Share of the least value that pays at which nodes are still drafted: what one lacks others of the
 # same graph may have to spare, and rows that they leave free cost nothing.
 SLACK = 0.5
+# What a second drafter brings beside the tree: few ways to go on, each for long.
+SECOND = TreeSpec(policy="egt", width=2, depth=8, children=4)
 
 
 class StepResult(NamedTuple):
@@ -54,7 +57,9 @@ class EngineStats:
     num_gated: passes in which the gate kept the drafter out. num_beyond: passes without a draft
     because the sequence had outgrown the drafter's context. num_drafted: passes with a tree grown
     for them, whether it was verified or not. num_tests: visited rows that had a drafted child;
-    tests_histogram: passes by how many they had, one at each depth from 1 on.
+    tests_histogram: passes by how many they had, one at each depth from 1 on. accepted_first,
+    accepted_second: accepted tokens that the tree of the drafter and that of the second had, some
+    of them both.
     """
 
     num_passes: int = 0
@@ -66,6 +71,8 @@ class EngineStats:
     num_tokens: int = 0
     num_tests: int = 0
     num_reused: int = 0
+    accepted_first: int = 0
+    accepted_second: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)
     tests_histogram: Counter[int] = field(default_factory=Counter)
     rows_histogram: Counter[int] = field(default_factory=Counter)
@@ -138,6 +145,8 @@ class Engine:
             rows: buckets[rows]
             for rows in sorted({*buckets.values(), spec.verify} & buckets.keys())
         }
+        # The trees that joined into this pass's, for the record of who was right.
+        self._grown: tuple[TokenTree, ...] = ()
         self._seconds: dict[int, float] = {}
         self._min_value = 0.0
         self._block = -1
@@ -188,6 +197,7 @@ class Engine:
         began = perf_counter()
         for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
             out = self._graphs.prefill(self._cache, ids[start:end], start)
+            self._drafter.observe(start, out.hidden, range(end - start))
             self._length = end
         self._ended("prefill", began)
         first = self._sampler(out)(0, self._length)
@@ -209,6 +219,7 @@ class Engine:
         start = self._ended("verify", start)
         accepted = accept(tree, self._sampler(out), self._length + 1)
         start = self._ended("accept", start)
+        self._drafter.observe(self._length, out.hidden, (0, *accepted.path))
         self._commit(accepted)
         self._ended("commit", start)
         self._record(tree, accepted, drafts)
@@ -234,7 +245,11 @@ class Engine:
         trust, seconds = self._gate.trust, self._seconds_here()
         min_score = self._min_value / trust if trust else 1.0
         tree = self._grow(self._ids[-1], self._spec, self._drafter, min_score)
-        if self.room <= self._spec.depth:
+        if self._drafter.second is not None:
+            beside = grow_egt(self._ids[-1], SECOND, self._drafter.second, min_score)
+            self._grown = tree, beside
+            tree = join(tree, beside)
+        if self.room <= max(self._spec.depth, SECOND.depth):
             tree = clip_depth(tree, self.room - 1)
         values = sorted([trust * score for score in tree.scores[1:]], reverse=True)
         num_rows = choose_num_rows(
@@ -281,6 +296,11 @@ class Engine:
         stats.accepted_histogram[num_accepted] += 1
         stats.tests_histogram[accepted.num_tests] += 1
         stats.rows_histogram[tree.num_nodes] += 1
+        if self._grown:
+            first, second = (followed(one, accepted.tokens[:num_accepted]) for one in self._grown)
+            stats.accepted_first += first
+            stats.accepted_second += second
+            self._grown = ()
         self._gate.record(sum(tree.scores[1:]), num_accepted, self._cost(tree, drafted))
 
     def _cost(self, tree: TokenTree, drafted: bool) -> Cost:

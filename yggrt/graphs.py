@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from yggrt.core.errors import BundleError, RequestError
-from yggrt.core.passes import PassOutput
+from yggrt.core.passes import DraftOutput, PassOutput
 from yggrt.core.schema import DRAFTER_KINDS, VERIFIER_KINDS, GraphSpec, ModelInfo
 from yggrt.core.tree import TokenTree
 from yggrt.kv import KvCache
@@ -79,6 +79,7 @@ class CompiledPass:
         tree: TokenTree,
         length: int,
         row: int | None = None,
+        features: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
         """ids, logits, hidden, hazards as tensors, padding rows included."""
         num = tree.num_nodes
@@ -87,10 +88,15 @@ class CompiledPass:
         mask[:num, :num] = _mask(tree)
         positions = [length + depth for depth in tree.depths]
         slots = torch.arange(length, length + rows)
-        return self.call(cache, tree.tokens, positions, slots, length, mask, row)
+        return self.call(cache, tree.tokens, positions, slots, length, mask, row, features)
 
     def run_nodes(
-        self, cache: KvCache, tokens: Sequence[int], paths: Sequence[Sequence[int]], length: int
+        self,
+        cache: KvCache,
+        tokens: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        length: int,
+        features: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
         """As `run`, for nodes of a tree whose other rows are in the cache already (see
         `DraftGraphs.draft`); padding goes to the slots behind the tree's.
@@ -107,7 +113,8 @@ class CompiledPass:
         own = [path[-1] for path in paths]
         slots = [*own, *range(columns, columns + rows - len(own))]
         positions = [length + len(path) - 1 for path in paths]
-        return self.call(cache, tokens, positions, length + torch.tensor(slots), length, mask)
+        behind = length + torch.tensor(slots)
+        return self.call(cache, tokens, positions, behind, length, mask, features=features)
 
     def call(
         self,
@@ -118,6 +125,7 @@ class CompiledPass:
         length: int,
         mask: torch.Tensor,
         row: int | None = None,
+        features: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
         """The graph on rows that are padded in `slots` and `mask` already."""
         padding = len(slots) - len(tokens)
@@ -132,6 +140,8 @@ class CompiledPass:
         ]
         if row is not None:
             inputs.append(torch.tensor([row]))
+        if features is not None:
+            inputs.append(torch.nn.functional.pad(features, (0, 0, 0, padding)))
         outputs: list[torch.Tensor] = self._loader.run([*inputs, *cache.tensors])
         return outputs
 
@@ -168,12 +178,18 @@ class _ModelGraphs:
     def new_cache(self) -> KvCache:
         return KvCache(self.model)
 
-    def prefill(self, cache: Any, tokens: Sequence[int], length: int) -> PassOutput:
+    def prefill(
+        self,
+        cache: Any,
+        tokens: Sequence[int],
+        length: int,
+        features: torch.Tensor | None = None,
+    ) -> PassOutput:
         num = len(tokens)
         chain = TokenTree(tuple(tokens), tuple(range(-1, num - 1)), (1.0,) * num)
         compiled = next(one for one in self._prefill if one.spec.max_rows >= num)
-        ids, logits, hidden, hazards = compiled.run(cache, chain, length, row=num - 1)
-        return PassOutput(ids.tolist(), logits, hidden[num - 1 : num], hazards)
+        ids, logits, hidden, hazards = compiled.run(cache, chain, length, num - 1, features)
+        return PassOutput(ids.tolist(), logits, hidden[:num], hazards)
 
     def move(self, cache: Any, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Moves rows of the caches between slots; every load before any store."""
@@ -248,9 +264,19 @@ class AotDraftGraphs(_ModelGraphs):
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
+    @property
+    def feature_size(self) -> int:
+        reads = any(spec.name == "features" for spec in self._trees[0].spec.inputs)
+        return self.model.hidden_size if reads else 0
+
     def draft(
-        self, cache: Any, tokens: Sequence[int], paths: Sequence[Sequence[int]], length: int
-    ) -> torch.Tensor:
+        self,
+        cache: Any,
+        tokens: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        length: int,
+        features: torch.Tensor | None = None,
+    ) -> DraftOutput:
         num = len(tokens)
         # The graph of one row is for nodes whose path is the tree's first rows.
         is_chain = num == 1 and len(paths[0]) == paths[0][-1] + 1
@@ -259,8 +285,8 @@ class AotDraftGraphs(_ModelGraphs):
             for one in self._trees
             if one.spec.max_rows >= num and (one.spec.max_rows > 1 or is_chain)
         )
-        logits = compiled.run_nodes(cache, tokens, paths, length)[1]
-        return logits[:num]
+        _, logits, hidden, _ = compiled.run_nodes(cache, tokens, paths, length, features)
+        return DraftOutput(logits[:num], hidden[:num])
 
 
 def _load_parts(bundle: Bundle, unpacked: Path, kinds: Collection[str]) -> tuple[list[Part], Any]:

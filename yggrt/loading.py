@@ -16,9 +16,11 @@ from yggrt.cache import Cache, open_cache
 from yggrt.core import schema
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import Objective
+from yggrt.core.passes import DraftGraphs
 from yggrt.core.schema import TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
+from yggrt.drafters.joined import JoinedDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.latency import LatencyTable
 from yggrt.memory import has_room_for
@@ -135,14 +137,26 @@ def load_draft_graphs(bundle: Bundle, cache: Cache) -> AotDraftGraphs | None:
 
 def load_drafter(bundle: Bundle, cache: Cache) -> Drafter:
     """The schedule's drafter; after `load_graphs`."""
-    parameters = bundle.manifest.schedule.drafter
-    if isinstance(parameters, schema.NgramDrafter):
-        return NgramDrafter(parameters)
-    from yggrt.drafters.lm import LmDrafter
-
+    schedule = bundle.manifest.schedule
+    if isinstance(schedule.drafter, schema.NgramDrafter):
+        return NgramDrafter(schedule.drafter)
     graphs = load_draft_graphs(bundle, cache)
     assert graphs is not None, "a manifest is checked when it is read"
-    return LmDrafter(graphs, parameters, bundle.manifest.model.vocab_size)
+    model = model_drafter(graphs, schedule.drafter, bundle.manifest.model.vocab_size)
+    if schedule.ngram is None:
+        return model
+    return JoinedDrafter(model, NgramDrafter(schedule.ngram))
+
+
+def model_drafter(graphs: DraftGraphs, parameters: schema.ModelDrafter, num_ids: int) -> Drafter:
+    """The drafter that runs `graphs`; `num_ids`: the verifier's ids."""
+    if isinstance(parameters, schema.EagleDrafter):
+        from yggrt.drafters.eagle import EagleDrafter
+
+        return EagleDrafter(graphs, parameters)
+    from yggrt.drafters.lm import LmDrafter
+
+    return LmDrafter(graphs, parameters, num_ids)
 
 
 def _read_weights(bundle: Bundle, on_note: Callable[[str], None]) -> None:

@@ -149,7 +149,7 @@ def drafter_passes(graphs: DraftGraphs) -> list[TimedPass]:
     passes as for the verifier."""
     import torch
 
-    from yggrt.drafters.lm import best_children
+    from yggrt.drafters.model import best_children
 
     cache = graphs.new_cache()
     num_children = 2 * graphs.widths[-1]
@@ -160,11 +160,15 @@ def drafter_passes(graphs: DraftGraphs) -> list[TimedPass]:
         paths = [(0, first + i) if first + i else (0,) for i in range(width)]
         # A drafter's context may be shorter than the verifier's.
         at = min(context, graphs.max_model_len - 1)
-        logits = graphs.draft(cache, [0] * width, paths, at)
-        return best_children(logits, torch.ones(width), num_children)
+        out = graphs.draft(cache, [0] * width, paths, at, features(width))
+        return best_children(out.logits, torch.ones(width), num_children)
 
     def prefill(rows: int, context: int) -> object:
-        return graphs.prefill(cache, (0,) * rows, min(context, graphs.max_model_len - 1))
+        at = min(context, graphs.max_model_len - 1)
+        return graphs.prefill(cache, (0,) * rows, at, features(rows))
+
+    def features(rows: int) -> torch.Tensor | None:
+        return torch.zeros(rows, graphs.feature_size) if graphs.feature_size else None
 
     return [
         *(TimedPass("draft", width, partial(grow, width)) for width in graphs.widths),

@@ -11,11 +11,12 @@ from yggrt.bundle import Bundle
 from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import Manifest
 from yggrt.core.schema import NgramDrafter as NgramParameters
-from yggrt.drafters.calibrate import held_out
+from yggrt.drafters.calibrate import Recording, held_out
+from yggrt.drafters.joined import joined_folds
 from yggrt.drafters.ngram import NgramDrafter
-from yggrt.loading import load_text
+from yggrt.loading import load_text, model_drafter
 from yggrt.prompts import parse_prompts
-from yggrt.scheduling import Fold, record_answers
+from yggrt.scheduling import Fold, record_answers, with_hidden
 
 # Bundles of format 2 bring no recordings: so many tokens of each prompt are decoded instead.
 NUM_TOKENS = 32
@@ -36,12 +37,18 @@ def bundle_folds(
     """
     manifest = bundle.manifest
     parameters = manifest.schedule.drafter
-    recordings = [(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings]
+    ngram = manifest.schedule.ngram
+    recordings = [
+        Recording(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings
+    ]
     if not isinstance(parameters, NgramParameters):
-        from yggrt.drafters.lm import LmDrafter
-
         assert draft is not None
-        return [(LmDrafter(draft, parameters, manifest.model.vocab_size), recordings)]
+        if draft.feature_size:
+            recordings = with_hidden(graphs, recordings)
+        model = model_drafter(draft, parameters, manifest.model.vocab_size)
+        return (
+            [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
+        )
     if recordings:
         return list(held_out(parameters, recordings))
     prompts, drafter = _other_prompts(bundle, graphs, parameters)

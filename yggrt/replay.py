@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import KvCache, PassOutput
@@ -22,6 +22,9 @@ from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Engine
 from yggrt.gate import Gate
 
+if TYPE_CHECKING:
+    import torch
+
 NO_TOKEN = -1
 
 
@@ -29,11 +32,13 @@ NO_TOKEN = -1
 class RecordedGraphs:
     """The Graphs protocol over one sequence that the verifier emitted; needs no cache.
 
-    A row off the recorded sequence answers NO_TOKEN. `logits`, `hidden` and `hazards` are None.
+    A row off the recorded sequence answers NO_TOKEN. `logits` and `hazards` are None, and so is
+    `hidden` if it was not recorded.
     """
 
     ids: Sequence[int]
     row_counts: tuple[int, ...]
+    recorded: torch.Tensor | None = None
 
     @property
     def prefill_buckets(self) -> tuple[int, ...]:
@@ -53,13 +58,19 @@ class RecordedGraphs:
             position.append(position[parent] + 1)
             on_record = token == answers[parent]
             answers.append(self.ids[position[-1] + 1] if on_record else NO_TOKEN)
-        return _answer(answers)
+        return self._answer(answers, position)
 
     def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
-        return _answer([self.ids[length + len(tokens)]])
+        end = length + len(tokens)
+        return self._answer([self.ids[end]], range(length, end))
 
     def commit(self, cache: KvCache, length: int, path: Sequence[int]) -> None:
         return
+
+    def _answer(self, ids: list[int], positions: Sequence[int]) -> PassOutput:
+        nothing: Any = None
+        hidden = nothing if self.recorded is None else self.recorded[list(positions)]
+        return PassOutput(ids, nothing, hidden, nothing)
 
 
 def replay(
@@ -81,14 +92,14 @@ def replay(
     num_tokens = 0
     host_s = 0.0
     passes: Counter[tuple[int, int]] = Counter()
-    for prompt_ids, output_ids in recordings:
-        if len(output_ids) < 2:
+    for prompt, output, hidden in recordings:
+        if len(output) < 2:
             continue
-        graphs = RecordedGraphs([*prompt_ids, *output_ids], row_counts)
+        graphs = RecordedGraphs([*prompt, *output], row_counts, hidden)
         engine = Engine(
             graphs, graphs, drafter, spec, latency, rest_s, gate, objective, draft_step
         )
-        engine.start(prompt_ids)
+        engine.start(prompt)
         while engine.room:
             context = len(engine.ids) - 1
             rows = engine.step().num_rows
@@ -97,8 +108,3 @@ def replay(
         stages = engine.stats.stage_s
         host_s += stages["draft"] + stages["accept"]
     return Replay(format_tree_spec(spec), num_tokens, passes, host_s)
-
-
-def _answer(ids: list[int]) -> PassOutput:
-    nothing: Any = None
-    return PassOutput(ids, nothing, nothing, nothing)

@@ -13,11 +13,11 @@ from time import perf_counter
 from typing import TypeAlias
 
 import msgspec
+import torch
 
 from yggrt.core.objective import RATIO, Form, Objective
-from yggrt.core.passes import Graphs
-from yggrt.core.schema import Candidate, Golden, Schedule, TreeSpec
-from yggrt.core.schema import LmDrafter as LmParameters
+from yggrt.core.passes import Graphs, prefill_chunks
+from yggrt.core.schema import Candidate, Golden, ModelDrafter, Schedule, TreeSpec
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.core.search import (
     PLAIN,
@@ -168,10 +168,23 @@ def record_answers(
         if recordings and perf_counter() - start > budget_s:
             break
         output, run = decode(engine, prompt, num_tokens, eos_ids)
-        recordings.append((prompt, output))
+        recordings.append(Recording(prompt, output))
         total.add(run)
         on_answer()
     return recordings, total
+
+
+def with_hidden(graphs: Graphs, recordings: Iterable[Recording]) -> list[Recording]:
+    """The recordings with what the verifier's last layer says of their tokens."""
+    cache, found = graphs.new_cache(), []
+    for one in recordings:
+        ids = [*one.prompt, *one.output][:-1]
+        rows = [
+            graphs.prefill(cache, ids[start:end], start).hidden
+            for start, end in prefill_chunks(graphs.prefill_buckets, 0, len(ids))
+        ]
+        found.append(one._replace(hidden=torch.cat(rows)))
+    return found
 
 
 def measured_costs(latency: Latency, run: Run) -> Costs:
@@ -193,7 +206,7 @@ def find_schedule(
     graphs: Graphs,
     folds: Sequence[Fold],
     costs: Costs,
-    shipped: NgramParameters | LmParameters,
+    shipped: NgramParameters | ModelDrafter,
     *,
     buckets: Sequence[int],
     trees: Sequence[TreeSpec] | None,
@@ -201,9 +214,10 @@ def find_schedule(
     eos_ids: Collection[int],
     limits: Limits,
     progress: Callable[[str], None] = lambda text: None,
+    ngram: NgramParameters | None = None,
 ) -> Schedule:
-    """The schedule to ship with the drafter `shipped`: of the best trees by prediction the one
-    that short runs measured to be the fastest, or plain decoding.
+    """The schedule to ship with the drafter `shipped`, and `ngram` beside it: of the best trees by
+    prediction the one that short runs measured to be the fastest, or plain decoding.
 
     `trees` None searches; given ones are all that is looked at, and a single one is taken
     whatever is measured. `buckets`: row counts that a tree may be pruned to.
@@ -237,6 +251,7 @@ def find_schedule(
     return Schedule(
         tree=tree,
         drafter=shipped,
+        ngram=ngram,
         rest_s=max(0.0, taken.host_s - costs.draft_s(tree)) if taken else costs.rest_s,
         buckets=choose_buckets(search.replays[tree]) if tree in search.replays else (1,),
         candidates=tuple(sorted(shortlist, key=lambda one: one.measured_tpot_ms or one.tpot_ms)),
@@ -244,8 +259,8 @@ def find_schedule(
         rate=objective.rate,
         stage_s=taken.stages_per_pass() if taken else {},
         recordings=tuple(
-            Golden(prompt_ids=tuple(prompt), output_ids=tuple(output))
-            for prompt, output in _in_turns(folds)
+            Golden(prompt_ids=tuple(one.prompt), output_ids=tuple(one.output))
+            for one in _in_turns(folds)
         ),
     )
 
@@ -261,7 +276,7 @@ class _Search:
         limits: Limits,
         progress: Callable[[str], None],
     ) -> None:
-        total = sum(len(output) for _, recordings in folds for _, output in recordings)
+        total = sum(len(one.output) for _, recordings in folds for one in recordings)
         self._graphs, self._costs, self._progress = graphs, costs, progress
         self._folds = _thinned(folds, max(1, round(total / limits.replay_tokens)))
         self._end_s = perf_counter() + limits.replay_s
@@ -337,9 +352,9 @@ def measure_trees(
         for turn in range(max((len(recordings) for _, recordings in folds), default=0))
         for fold, (_, recordings) in enumerate(folds)
         for recording in recordings[turn : turn + 1]
-        if len(recording[1]) > 1
+        if len(recording.output) > 1
     ]
-    for number, (fold, (prompt, output)) in enumerate(turns):
+    for number, (fold, (prompt, output, _)) in enumerate(turns):
         if number and perf_counter() - start > budget_s:
             break
         progress(f"measure prompt {number + 1}")

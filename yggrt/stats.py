@@ -18,6 +18,8 @@ class Stats:
     may bring tokens past the end of the output; they count in the tokens per pass, alpha and
     accepted, and not in num_tokens.
     tests_histogram: passes by the depth down to which a drafted token was tested.
+    accepted_first, accepted_second: how many of the accepted each of two drafters had, 0 where one
+    drafts.
     stage_ms: decode time by stage; `other` is what the stages leave. seed: what the tokens were
     drawn with, None for greedy decoding.
     """
@@ -36,6 +38,8 @@ class Stats:
     accepted: int
     accepted_histogram: dict[int, int]
     tests_histogram: dict[int, int]
+    accepted_first: int
+    accepted_second: int
     ttft_ms: float
     prefill_ms: float
     tpot_ms: float | None
@@ -81,6 +85,8 @@ class Stats:
             accepted=engine.accepted,
             accepted_histogram=dict(sorted(engine.accepted_histogram.items())),
             tests_histogram=dict(sorted(engine.tests_histogram.items())),
+            accepted_first=engine.accepted_first,
+            accepted_second=engine.accepted_second,
             ttft_ms=1e3 * ttft_s,
             prefill_ms=1e3 * engine.stage_s["prefill"],
             tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,

@@ -75,7 +75,7 @@ def tune_bundle(
     table = LatencyTable.of(points, manifest.graphs)
     folds = bundle_folds(bundle, graphs, RECORD_S, progress, draft)
     eos_ids = manifest.model.eos_ids
-    prompts = [prompt for _, recordings in folds for prompt, _ in islice(recordings, 4)]
+    prompts = [one.prompt for _, recordings in folds for one in islice(recordings, 4)]
     ngrams = NgramDrafter(DEFAULT_PARAMETERS) if draft is not None else folds[0][0]
     _, run = record_answers(graphs, ngrams, prompts, 16, eos_ids, budget_s=HOST_S)
     costs = measured_costs(table, run)
@@ -94,6 +94,7 @@ def tune_bundle(
         eos_ids=eos_ids,
         limits=LIMITS,
         progress=progress,
+        ngram=manifest.schedule.ngram,
     )
     progress("write")
     tuned = msgspec.structs.replace(

@@ -43,9 +43,10 @@ struct TreeAttention {
   std::int64_t num_heads;
   std::int64_t num_kv_heads;
   std::int64_t num_rows;
+  std::int64_t num_columns;       // tree rows that a row may see, at least num_rows
   std::int64_t length;            // keys that every row sees
   const std::int64_t* positions;  // [num_rows]
-  // What row r sees among the rows (read_tree_mask): 0..runs[r]-1, whose slots go on from the
+  // What row r sees among the tree's rows (read_runs): 0..runs[r]-1, whose slots go on from the
   // prefix, then ancestors[first_ancestor[r] .. first_ancestor[r + 1]), ascending.
   const std::int64_t* runs;
   const std::int64_t* first_ancestor;
@@ -87,26 +88,27 @@ void visit_true(const bool* mask, std::int64_t begin, std::int64_t end, Visit vi
   }
 }
 
-// Reads the rows that each row sees from mask [num_rows][num_rows] into runs [num_rows] and
+// Reads the tree rows that each row sees from mask [num_rows][num_columns] into runs [num_rows] and
 // first_ancestor [num_rows + 1]. Returns the number of ancestors behind the runs.
-inline std::int64_t read_runs(const bool* mask, std::int64_t num_rows, std::int64_t* runs,
-                              std::int64_t* first_ancestor) {
+inline std::int64_t read_runs(const bool* mask, std::int64_t num_rows, std::int64_t num_columns,
+                              std::int64_t* runs, std::int64_t* first_ancestor) {
   std::int64_t count = 0;
   first_ancestor[0] = 0;
   for (std::int64_t r = 0; r < num_rows; ++r) {
-    const bool* row = mask + r * num_rows;
-    const void* gap = std::memchr(row, 0, static_cast<std::size_t>(num_rows));
-    runs[r] = gap == nullptr ? num_rows : static_cast<const bool*>(gap) - row;
-    visit_true(row, runs[r], num_rows, [&](std::int64_t) { ++count; });
+    const bool* row = mask + r * num_columns;
+    const void* gap = std::memchr(row, 0, static_cast<std::size_t>(num_columns));
+    runs[r] = gap == nullptr ? num_columns : static_cast<const bool*>(gap) - row;
+    visit_true(row, runs[r], num_columns, [&](std::int64_t) { ++count; });
     first_ancestor[r + 1] = count;
   }
   return count;
 }
 
-inline void read_ancestors(const bool* mask, std::int64_t num_rows, const std::int64_t* runs,
-                           std::int64_t* ancestors) {
+inline void read_ancestors(const bool* mask, std::int64_t num_rows, std::int64_t num_columns,
+                           const std::int64_t* runs, std::int64_t* ancestors) {
   for (std::int64_t r = 0; r < num_rows; ++r) {
-    visit_true(mask + r * num_rows, runs[r], num_rows, [&](std::int64_t j) { *ancestors++ = j; });
+    visit_true(mask + r * num_columns, runs[r], num_columns,
+               [&](std::int64_t j) { *ancestors++ = j; });
   }
 }
 
@@ -163,7 +165,7 @@ inline std::int64_t partials_floats(const TreeAttention& a, const AttentionPlan&
 struct AttentionScratch {
   float* queries;      // [key_size / 2][query][2], times the scale
   float* scores;       // [kChunkKeys / 2][lanes], scores of a chunk and then its weights
-  float* tree_scores;  // [num_rows / 2][lanes], none if no row has ancestors behind its run
+  float* tree_scores;  // [num_columns / 2][lanes], none if no row has ancestors behind its run
   float* factors;      // [lanes]
   float* new_factors;  // [lanes]
   float* wide_keys;    // [kChunkKeys][key_size], none if the cache is float32
@@ -188,7 +190,7 @@ struct AttentionScratch {
 
  private:
   static std::int64_t num_tree_scores(const TreeAttention& a) {
-    return a.first_ancestor[a.num_rows] == 0 ? 0 : (a.num_rows + 1) / 2 * a.lanes();
+    return a.first_ancestor[a.num_rows] == 0 ? 0 : (a.num_columns + 1) / 2 * a.lanes();
   }
   static std::int64_t num_wide(const KvCache& cache) {
     return cache.type == KvType::kFloat32 ? 0 : kChunkKeys * cache.size;
@@ -540,7 +542,7 @@ class QueryBlock {
 
   // Scores of the rows that are ancestors behind a run, keys begin..end-1 of some query.
   void score_tree(std::int64_t begin, std::int64_t end) const {
-    std::int64_t first = a_.num_rows;
+    std::int64_t first = a_.num_columns;
     std::int64_t last = 0;
     for (std::int64_t i = 0; i < num_; ++i) {
       const std::int64_t from = std::max(begin, run_end_[i]);

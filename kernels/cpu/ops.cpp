@@ -257,26 +257,27 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
               "tree_attention: tree_mask: expected bool on the CPU, got ",
               tree_mask.scalar_type());
   check_dense(tree_mask, "tree_attention: tree_mask", 2);
-  TORCH_CHECK(tree_mask.size(0) == num_rows && tree_mask.size(1) == num_rows,
-              "tree_attention: tree_mask: expected [", num_rows, ", ", num_rows, "], got ",
-              tree_mask.sizes());
+  const int64_t num_columns = tree_mask.size(1);
+  TORCH_CHECK(tree_mask.size(0) == num_rows && num_columns >= num_rows,
+              "tree_attention: tree_mask: expected [", num_rows, ", at least ", num_rows,
+              "], got ", tree_mask.sizes());
   TORCH_CHECK(window >= 0, "tree_attention: window is ", window, ", expected >= 0");
   TORCH_CHECK(softcap >= 0.0, "tree_attention: softcap is ", softcap, ", expected >= 0");
   const int64_t prefix = *length.const_data_ptr<int64_t>();
-  TORCH_CHECK(prefix >= 0 && prefix <= k_cache.size(2) - num_rows, "tree_attention: length ",
-              prefix, " and ", num_rows, " rows do not fit ", k_cache.size(2), " slots");
+  TORCH_CHECK(prefix >= 0 && prefix <= k_cache.size(2) - num_columns, "tree_attention: length ",
+              prefix, " and ", num_columns, " rows do not fit ", k_cache.size(2), " slots");
 
   Tensor output = at::empty({1, num_rows, num_heads, values.size}, q.options());
   if (output.numel() == 0) return output;
   const bool* mask = tree_mask.const_data_ptr<bool>();
   c10::SmallVector<int64_t, 256> indices(2 * num_rows + 1);
   const int64_t num_others =
-      ygg::read_runs(mask, num_rows, indices.data(), indices.data() + num_rows);
+      ygg::read_runs(mask, num_rows, num_columns, indices.data(), indices.data() + num_rows);
   indices.resize(indices.size() + num_others);
   const int64_t* runs = indices.data();
   const int64_t* first_ancestor = runs + num_rows;
   int64_t* others = indices.data() + 2 * num_rows + 1;
-  ygg::read_ancestors(mask, num_rows, runs, others);
+  ygg::read_ancestors(mask, num_rows, num_columns, runs, others);
 
   const ygg::TreeAttention a{q.const_data_ptr<float>(),
                              q.stride(1),
@@ -287,6 +288,7 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
                              num_heads,
                              num_kv_heads,
                              num_rows,
+                             num_columns,
                              prefix,
                              positions.const_data_ptr<int64_t>(),
                              runs,

@@ -196,18 +196,18 @@ std::vector<float> run_attention(const AttentionCase& c, const std::vector<float
   std::vector<std::int64_t> runs(c.num_rows);
   std::vector<std::int64_t> first(c.num_rows + 1);
   std::vector<std::int64_t> ancestors(
-      ygg::read_runs(visible, c.num_rows, runs.data(), first.data()));
-  ygg::read_ancestors(visible, c.num_rows, runs.data(), ancestors.data());
+      ygg::read_runs(visible, c.num_rows, c.num_rows, runs.data(), first.data()));
+  ygg::read_ancestors(visible, c.num_rows, c.num_rows, runs.data(), ancestors.data());
   std::vector<float> out(c.num_rows * c.num_heads * c.value_size, NAN);
   const ygg::TreeAttention a{q.data(),     c.num_rows * c.key_size,
                              c.key_size,   keys,
                              values,       out.data(),
                              c.num_heads,  c.num_kv_heads,
-                             c.num_rows,   c.length,
-                             positions.data(), runs.data(),
-                             first.data(), ancestors.data(),
-                             0.2f,         c.window,
-                             c.softcap};
+                             c.num_rows,   c.num_rows,
+                             c.length,     positions.data(),
+                             runs.data(),  first.data(),
+                             ancestors.data(), 0.2f,
+                             c.window,     c.softcap};
   const ygg::AttentionPlan plan(a, num_threads);
   std::vector<float> partials(ygg::partials_floats(a, plan));
   const std::int64_t per_thread = ygg::AttentionScratch::num_floats(a);

@@ -14,7 +14,7 @@ from yggrt.core.passes import PassOutput
 from yggrt.core.schema import NgramDrafter, Schedule
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters.calibrate import calibrate_ngram, held_out
+from yggrt.drafters.calibrate import Recording, calibrate_ngram, held_out
 from yggrt.scheduling import (
     Costs,
     Limits,
@@ -48,10 +48,10 @@ def latency(rows: int, context: int) -> float:
 COSTS = Costs(latency, 0.0003, 0.0001)
 
 
-def recorded(num: int = 4) -> list[tuple[list[int], list[int]]]:
+def recorded(num: int = 4) -> list[Recording]:
     graphs = ScriptedGraphs()
     prompts = [[i % 6, (2 * i) % 6, 3] for i in range(num)]
-    return [(prompt, graphs.plain(prompt, 24)) for prompt in prompts]
+    return [Recording(prompt, graphs.plain(prompt, 24)) for prompt in prompts]
 
 
 def search(make_drafter: type[RandomDrafter], **options: Any) -> Schedule:
@@ -105,7 +105,7 @@ def test_the_recordings_travel_in_the_order_they_were_dealt_from() -> None:
         SlowGraphs(), held_out(parameters, recordings), COSTS, parameters, buckets=(1, 4),
         trees=[parse_tree_spec("sequence:depth=3")], form="ratio", eos_ids=(), limits=QUICK,
     )  # fmt: skip
-    travelled = [(list(r.prompt_ids), list(r.output_ids)) for r in schedule.recordings]
+    travelled = [Recording(list(r.prompt_ids), list(r.output_ids)) for r in schedule.recordings]
     assert travelled == recordings
     # Dealt again they give the folds that the parameters were measured on.
     again = held_out(schedule.drafter, travelled)
@@ -177,7 +177,7 @@ def test_host_costs_come_from_a_run_that_drafts() -> None:
     recordings, run = record_answers(
         ScriptedGraphs(), RandomDrafter(), [[1, 2], [3]], 12, (), budget_s=0.0
     )
-    assert [output for _, output in recordings] == [ScriptedGraphs().plain([1, 2], 12)]
+    assert [one.output for one in recordings] == [ScriptedGraphs().plain([1, 2], 12)]
     costs = measured_costs(latency, run)
     assert costs.rest_s >= costs.unseen_s > 0
     assert measured_costs(latency, Run()).rest_s == 0.0

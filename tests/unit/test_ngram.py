@@ -11,7 +11,7 @@ import pytest
 
 from yggrt.core.schema import NUM_EVIDENCE
 from yggrt.core.schema import NgramDrafter as Parameters
-from yggrt.drafters.calibrate import calibrate_ngram, held_out
+from yggrt.drafters.calibrate import Recording, calibrate_ngram, held_out
 from yggrt.drafters.ngram import (
     AGREEING,
     DEFAULT_PARAMETERS,
@@ -134,7 +134,7 @@ def test_the_first_ids_of_a_corpus_text_are_context_only():
     assert drafter.candidates([()], 4)[0] == [], "2 after 1 belongs to a prompt"
 
 
-def recordings(seed: int, num: int) -> list[tuple[list[int], list[int]]]:
+def recordings(seed: int, num: int) -> list[Recording]:
     """Outputs in which 1 2 3 4 comes back and other tokens never do."""
     rng = random.Random(seed)
     made = []
@@ -143,7 +143,7 @@ def recordings(seed: int, num: int) -> list[tuple[list[int], list[int]]]:
         output = []
         for _ in range(20):
             output += [1, 2, 3, 4] if rng.random() < 0.5 else [next(noise)]
-        made.append(([5, 6, 7], output))
+        made.append(Recording([5, 6, 7], output))
     return made
 
 

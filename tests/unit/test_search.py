@@ -16,6 +16,7 @@ from yggrt.core.search import (
     search_schedule,
 )
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.replay import replay
@@ -120,7 +121,7 @@ def test_replay_predicts_what_the_engine_does(tree, make_drafter):
         engine.step()
     prompt, output = engine.ids[:3], engine.ids[3:]
     predicted = replay(
-        make_drafter(), spec, [(prompt, output)], graphs.row_counts,
+        make_drafter(), spec, [Recording(prompt, output)], graphs.row_counts,
         at, 0.001, OpenGate(),
     )  # fmt: skip
     assert predicted.num_tokens == engine.stats.num_tokens
@@ -142,7 +143,7 @@ def test_outputs_of_one_token_need_no_pass():
     found = replay(
         RandomDrafter(),
         spec,
-        [([1], [2]), ([1], [])],
+        [Recording([1], [2]), Recording([1], [])],
         (1, 4),
         lambda rows, context: 1.0,
         0.0,

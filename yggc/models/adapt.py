@@ -27,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from ygg_kernels.ops import Operators
 
 from yggc.errors import SourceError
-from yggc.models.eagle import cache_argument
+from yggc.models.eagle import EagleConfig, cache_argument
 from yggc.models.matrices import Matrix, find_matrices, tied_names
 from yggc.models.packing import packed_dtype, packed_shape
 from yggrt.core.formats import FORMATS
@@ -92,28 +92,18 @@ def _attend(
     window = int(sliding_window) if sliding_window else 0
     step.num_attended += 1
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
-    assert step.mask is not None
-    assert step.positions is not None
-    mask, positions = step.mask, step.positions
-    rows, columns = mask.shape
-    # Sizes of a dynamic graph are symbols; its masks are square.
-    more = columns - rows if isinstance(columns, int) and isinstance(rows, int) else 0
-    if more:
-        query = nn.functional.pad(query, (0, 0, 0, more))
-        mask = torch.cat([mask, mask[:1].expand(more, columns)])
-        positions = torch.cat([positions, positions[:1].expand(more)])
     out = step.operators.tree_attention(
         query,
         key,
         value,
         step.length,
-        positions,
-        mask,
+        step.positions,
+        step.mask,
         float(scale),
         window,
         float(softcap) if softcap else 0.0,
     )
-    return out[:, :rows] if more else out, None
+    return out, None
 
 
 def _no_mask(*_args: Any, **_arguments: Any) -> None:
@@ -246,7 +236,8 @@ class StaticForward(nn.Module):
     """The one graph kind: V rows of a tree at given slots over a visible prefix.
 
     Inputs: tokens, positions, slots [V] int64, length [1] int64, mask [V, M] bool, for the prefill
-    kinds row [1] int64, then keys and values of every layer, which are written in place. Returns
+    kinds row [1] int64, for a head features [V, hidden_size], then keys and values of every layer,
+    which are written in place. Returns
     ids [V] int64, logits [V, vocab], hidden [V, hidden_size], hazards [V, max_depth]; the prefill
     kinds give hidden of all rows and the others of row `row`.
     """
@@ -270,10 +261,12 @@ class StaticForward(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         step = self.step
         step.length, step.positions, step.slots, step.mask = length, positions, slots, mask
-        row, caches = (rest[0], rest[1:]) if self.kind in PREFILL_KINDS else (None, rest)
+        more = list(rest)
+        row = more.pop(0) if self.kind in PREFILL_KINDS else None
+        given = {"features": more.pop(0)[None]} if reads_features(self.verifier.config) else {}
         layers = [
             TreeCacheLayer(keys, values, step)
-            for keys, values in zip(caches[::2], caches[1::2], strict=True)
+            for keys, values in zip(more[::2], more[1::2], strict=True)
         ]
         out = self.verifier(
             input_ids=tokens[None],
@@ -281,12 +274,18 @@ class StaticForward(nn.Module):
             use_cache=True,
             logits_to_keep=0 if row is None else row,
             **{self.cache_argument: Cache(layers=layers)},
+            **given,
         )
         assert step.last_hidden_state is not None
         hidden = step.last_hidden_state[0]
         logits = out.logits[0].float()
         hazards = self.predictor(hidden if row is None else hidden[row])
         return logits.argmax(-1), logits, hidden, hazards
+
+
+def reads_features(config: Any) -> bool:
+    """Whether a model of this configuration reads the verifier's features beside tokens."""
+    return isinstance(config, EagleConfig)
 
 
 @contextmanager
@@ -398,6 +397,11 @@ class Adapted:
     tied: dict[str, str]
     kv_layers: tuple[KvLayer, ...]
 
+    @property
+    def feature_size(self) -> int:
+        """Values of a feature that the model reads beside each token, 0 if it reads none."""
+        return int(self.config.hidden_size) if reads_features(self.config) else 0
+
     def static_forward(self, kind: GraphKind) -> StaticForward:
         """The module that is exported for `kind`."""
         return StaticForward(self.model, self.step, self.predictor, kind).eval()
@@ -437,7 +441,11 @@ def _observe_cache(
     step.mask = torch.ones(1, 1, dtype=torch.bool)
     step.num_attended = 0
     layers = [Observer(empty, empty, step) for _ in range(num_layers)]
-    model(ones[None], position_ids=ones[None], use_cache=True, **{argument: Cache(layers=layers)})
+    given: dict[str, Any] = {argument: Cache(layers=layers)}
+    config: Any = model.config
+    if reads_features(config):
+        given["features"] = torch.zeros(1, 1, config.hidden_size)
+    model(ones[None], position_ids=ones[None], use_cache=True, **given)
     if not len(seen) == step.num_attended == num_layers:
         raise SourceError(
             f"{step.num_attended} of {num_layers} layers use the attention interface and "

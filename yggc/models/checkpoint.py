@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from yggc.errors import SourceError
 from yggc.models import shards
 from yggc.models.matrices import tied_names
-from yggc.models.source import ResolvedSource
+from yggc.models.source import ResolvedSource, check_config, is_head
 from yggc.models.tokenizer import check_vocabulary, describe_text, end_ids, load_tokenizer
 from yggrt.core.schema import TextInfo
 
@@ -217,10 +217,7 @@ class DirectoryCheckpoint(Checkpoint):
 
     @property
     def dtype(self) -> StoredDtype:
-        sizes: dict[str, int] = {}
-        for stored in (self._stored[key] for key in self._names.values()):
-            sizes[stored.dtype] = sizes.get(stored.dtype, 0) + math.prod(stored.shape)
-        return _DTYPES[max(sizes, key=lambda dtype: sizes[dtype])]
+        return stored_dtype(self._stored[key] for key in self._names.values())
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -242,8 +239,30 @@ class DirectoryCheckpoint(Checkpoint):
         return (ids,)
 
 
+def stored_dtype(tensors: Iterable[shards.StoredTensor]) -> StoredDtype:
+    """The dtype of most of the values."""
+    sizes: dict[str, int] = {}
+    for stored in tensors:
+        sizes[stored.dtype] = sizes.get(stored.dtype, 0) + math.prod(stored.shape)
+    return _DTYPES[max(sizes, key=lambda dtype: sizes[dtype])]
+
+
+def open_drafter(source: ResolvedSource, verifier: Checkpoint) -> Checkpoint:
+    """As `open_checkpoint`, of a model that drafts, which may be a head over the verifier."""
+    if not source.is_gguf and is_head(check_config(source.path)):
+        from yggc.models.head import HeadCheckpoint
+
+        return HeadCheckpoint(source, verifier)
+    return open_checkpoint(source)
+
+
 def open_checkpoint(source: ResolvedSource) -> Checkpoint:
     """The reader for a resolved source; SourceError if the model is not whole."""
+    if not source.is_gguf and is_head(check_config(source.path)):
+        raise SourceError(
+            f"{source.path}: is a head that drafts for a verifier, wanted a whole model",
+            "give the verifier with --verifier and this with --drafter",
+        )
     if source.is_gguf:
         from yggc.models.gguf import GgufCheckpoint
 

@@ -1,14 +1,20 @@
-"""Which model drafts: another one with the verifier's tokens, or the verifier's first layers."""
+"""Which model drafts: another one with the verifier's tokens, the verifier's first layers, or a
+head over it."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
+from yggc.models.eagle import EagleConfig
+from yggc.models.head import EMBEDDING, weight_name
+from yggrt.core.footprint import Footprint
+from yggrt.core.formats import FORMATS
 
 if TYPE_CHECKING:
     from yggc.config import BuildConfig
@@ -34,13 +40,16 @@ def first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
     return cut
 
 
-def drafter_options(config: BuildConfig, model_limit: int) -> tuple[BuildConfig, list[str]]:
+def drafter_options(
+    config: BuildConfig, drafter: PreTrainedConfig, model_limit: int
+) -> tuple[BuildConfig, list[str]]:
     """The configuration with the drafter's options in place of the verifier's, and what a user
-    should be told; `config` is resolved for the verifier, `model_limit` the drafter's longest
-    context.
+    should be told; `config` is resolved for the verifier, `drafter` is the drafter's own,
+    `model_limit` its longest context.
 
     A drafter that is the verifier's own layers computes with the same formats unless told
-    otherwise, since only then its weights are the verifier's.
+    otherwise, since only then its weights are the verifier's. A head is rounded to int8 unless
+    told otherwise: what it says is checked, and it is read at every step of a tree.
     """
     notes = []
     length = min(config.max_model_len, model_limit)
@@ -54,16 +63,41 @@ def drafter_options(config: BuildConfig, model_limit: int) -> tuple[BuildConfig,
         dtype = config.dtype if dtype == "auto" else dtype
         if quant == "auto":
             quant, activations = config.quant, config.activations
+    if isinstance(drafter, EagleConfig) and quant == "auto":
+        fits = all(size % 32 == 0 for size in (drafter.hidden_size, drafter.intermediate_size))
+        quant = "int8" if fits else "none"
+        notes.append(f"quant: auto is {quant}, for a head")
     options = msgspec.structs.replace(
         config, dtype=dtype, quant=quant, activations=activations, max_model_len=length
     )
     return options, notes
 
 
-def shares_weights(config: BuildConfig, options: BuildConfig) -> bool:
-    """Whether the drafter's tensors are the verifier's: its own layers in its own formats."""
+def shared_bytes(
+    config: BuildConfig,
+    options: BuildConfig,
+    drafter: PreTrainedConfig,
+    footprint: Footprint,
+    formats: Mapping[str, str],
+) -> int:
+    """Bytes of the drafter's tensors that are the verifier's: all of its own layers in its own
+    formats, of a head the embedding.
+    """
+    if isinstance(drafter, EagleConfig):
+        form = FORMATS[formats[EMBEDDING]]
+        return form.num_bytes(drafter.vocab_size, drafter.hidden_size)
     same = (options.quant, options.dtype) == (config.quant, config.dtype)
-    return config.self_layers is not None and same
+    return footprint.weights_bytes if config.self_layers is not None and same else 0
+
+
+def head_formats(
+    formats: Mapping[str, str], verifier: PreTrainedConfig, given: Mapping[str, str], dtype: str
+) -> dict[str, str]:
+    """`formats` of a head with the embedding in the form that the verifier has it in: `given` are
+    the verifier's formats and `dtype` that of its other matrices.
+    """
+    name = weight_name(verifier, "get_input_embeddings")
+    return {**formats, EMBEDDING: given.get(name, dtype)}
 
 
 def check_same_tokens(

@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaPreTrainedModel
 
+from yggc.models.source import HEAD
+
 
 def cache_argument(model: nn.Module) -> str:
     """transformers renamed the argument that takes the cache within the supported range."""
@@ -32,7 +34,7 @@ class EagleConfig(LlamaConfig):
     published EAGLE heads do not.
     """
 
-    model_type = "ygg_eagle"
+    model_type = HEAD
     draft_vocab_size: int = 0
     fc_bias: bool = False
     input_norm: bool = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +74,9 @@ def find_shards(directory: Path) -> tuple[Path, ...]:
     )
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path, also: Collection[str] = ()) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, after checking that header and data fill the file
-    exactly.
+    exactly; `also`: types beside those of weights that may occur.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -104,7 +105,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if size != wanted:
         raise SourceError(f"{path}: is {size} bytes, its header describes {wanted}", _FETCH_TIP)
     for name, (stored, _) in entries.items():
-        if str(stored.dtype) not in DTYPE_BYTES:
+        if str(stored.dtype) not in (*DTYPE_BYTES, *also):
             raise SourceError(
                 f"{path}: tensor {name!r} has type {stored.dtype}, wanted one of "
                 f"{', '.join(DTYPE_BYTES)}",
@@ -119,9 +120,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return {name: stored for name, (stored, _) in entries.items()}
 
 
-def read_headers(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
+def read_headers(files: tuple[Path, ...], also: Collection[str] = ()) -> dict[str, StoredTensor]:
     """The tensors of all weight files together."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        tensors |= read_header(file)
+        tensors |= read_header(file, also)
     return tensors

@@ -33,6 +33,9 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
 )
+# The `model_type` of yggc.models.eagle.EagleConfig, and what types a head's maps of ids have.
+HEAD = "ygg_eagle"
+HEAD_TYPES = ("I64",)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _HUB_PATTERNS = (
     "*.safetensors",
@@ -159,9 +162,9 @@ def _directory(
             f"{option} is given, but {location} is a directory of files",
             "leave it out; give a hub revision (org/model@commit) to pin a model",
         )
-    check_config(folder)
+    config = check_config(folder)
     weights = shards.find_shards(folder)
-    shards.read_headers(weights)
+    shards.read_headers(weights, HEAD_TYPES if is_head(config) else ())
     extra = (folder / shards.INDEX,) if (folder / shards.INDEX).is_file() else ()
     texts = tuple(folder / name for name in TEXT_FILES if (folder / name).is_file())
     files = tuple(
@@ -213,7 +216,15 @@ def check_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def is_head(config: dict[str, Any]) -> bool:
+    """Whether a `config.json` is that of a head, which drafts for a verifier and is no model of
+    its own."""
+    return config.get("model_type") == HEAD
+
+
 def _refuse_unknown_architecture(path: Path, config: dict[str, Any]) -> None:
+    if is_head(config):
+        return
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = config.get("model_type")

@@ -14,6 +14,7 @@ from yggc.context import Context
 from yggc.errors import SourceError
 from yggc.models.adapt import Adapted, adapt
 from yggc.models.checkpoint import Checkpoint
+from yggc.models.head import EMBEDDING, weight_name
 from yggc.models.weights import packed_tensors, write_weight_file
 from yggc.stages.load import Loaded
 from yggrt.core.schema import KvLayer, ModelInfo, Record, WeightSpec
@@ -48,7 +49,7 @@ def key(context: Context, loaded: Loaded) -> Any:
     rows = [config.most_rows, config.max_depth]
     if loaded.drafter is not None:
         rows.append(config.most_draft_rows)
-    packing = source_digest("models/blocks.py", "models/weights.py")
+    packing = source_digest("models/blocks.py", "models/head.py", "models/weights.py")
     return [loaded, rows, context.library.namespace, compiler_digest(), packing]
 
 
@@ -81,10 +82,13 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
     if loaded.drafter is not None:
         small = adapt_loaded(loaded.drafter, operators, config.max_depth)
         check_caches(loaded.drafter.kv_dtype, small.kv_layers)
-        is_part = config.self_layers is not None
-        tied = (
-            drafter_names(small, loaded.drafter, adapted, loaded) if is_part else own_names(small)
-        )
+        if config.self_layers is not None:
+            tied = drafter_names(small, loaded.drafter, adapted, loaded)
+        else:
+            tied = own_names(small)
+        if small.feature_size:
+            theirs = weight_name(adapted.config, "get_input_embeddings")
+            tied[EMBEDDING] = adapted.tied.get(theirs, theirs)
         shared = [name for name in _parameters(small) if not tied[name].startswith(DRAFTER_PREFIX)]
         own = _tensors(small, loaded.drafter, context.drafter_checkpoint, shared)
         tensors = chain(tensors, ((f"{DRAFTER_PREFIX}{name}", tensor) for name, tensor in own))
@@ -151,7 +155,7 @@ def _tensors(
 def _model_info(loaded: Loaded, adapted: Adapted, more_slots: int, max_depth: int) -> ModelInfo:
     return ModelInfo(
         architecture=loaded.config["model_type"],
-        vocab_size=adapted.config.vocab_size,
+        vocab_size=getattr(adapted.config, "draft_vocab_size", adapted.config.vocab_size),
         hidden_size=adapted.config.hidden_size,
         num_parameters=loaded.num_parameters,
         max_model_len=loaded.max_model_len,

@@ -93,14 +93,16 @@ def _check_against_eager(
     """
     graphs, draft, storage = bound.graphs, bound.draft, bound.storage
     chain = _chain(prompt, graphs.row_counts[-1])
-    found = graphs.verify(graphs.new_cache(), chain, 0).logits
+    _, found, hidden, _ = graphs.verify(graphs.new_cache(), chain, 0)
     difference = _compare(context, loaded, adapted, storage, chain, found)
     if draft is not None and loaded.drafter is not None and adapted.drafter is not None:
-        known = [min(token, draft.vocab_size - 1) for token in prompt]
+        vocab_size = loaded.drafter.config["vocab_size"]
+        known = [min(token, vocab_size - 1) for token in prompt]
         chain = _chain(known, draft.widths[-1])
         paths = [chain.path(row) for row in range(chain.num_nodes)]
-        found = draft.draft(draft.new_cache(), chain.tokens, paths, 0)
-        part = _compare(context, loaded.drafter, adapted.drafter, storage, chain, found)
+        given = hidden[: chain.num_nodes] if draft.feature_size else None
+        found = draft.draft(draft.new_cache(), chain.tokens, paths, 0, given).logits
+        part = _compare(context, loaded.drafter, adapted.drafter, storage, chain, found, given)
         difference = max(difference, part)
     return difference
 
@@ -117,14 +119,15 @@ def _compare(
     storage: torch.UntypedStorage,
     chain: TokenTree,
     found: torch.Tensor,
+    features: torch.Tensor | None = None,
 ) -> float:
-    logits = _eager_logits(context, loaded, adapted, storage, chain)
+    logits = _eager_logits(context, loaded, adapted, storage, chain, features)
     largest = float(logits.abs().max())
     difference = float((logits - found).abs().max()) / largest
     tolerance = TOLERANCE
     exact = msgspec.structs.replace(loaded, activations="float32", kv_dtype="float32")
     if exact != loaded:
-        unrounded = _eager_logits(context, exact, adapted, storage, chain)
+        unrounded = _eager_logits(context, exact, adapted, storage, chain, features)
         noise = float((logits - unrounded).abs().max()) / largest
         tolerance = max(TOLERANCE, ROUNDING_FACTOR * noise)
     if not difference <= tolerance:
@@ -142,6 +145,7 @@ def _eager_logits(
     adapted: AdaptedModel,
     storage: torch.UntypedStorage,
     chain: TokenTree,
+    features: torch.Tensor | None,
 ) -> torch.Tensor:
     """Logits of `loaded` over the packed weights, nothing compiled but the operators."""
     library = context.library
@@ -156,5 +160,6 @@ def _eager_logits(
     mask = torch.tril(torch.ones(rows, rows, dtype=torch.bool))
     cache = KvCache(msgspec.structs.replace(adapted.model, kv_dtype=loaded.kv_dtype))
     with torch.no_grad():
-        logits: torch.Tensor = module(*inputs, mask, *cache.tensors)[1]
+        given = () if features is None else (features,)
+        logits: torch.Tensor = module(*inputs, mask, *given, *cache.tensors)[1]
     return logits

@@ -16,9 +16,11 @@ from yggc.models.drafter import (
     check_same_tokens,
     drafter_options,
     first_layers,
-    shares_weights,
+    head_formats,
+    shared_bytes,
 )
 from yggc.models.formats import choose_formats, model_footprint
+from yggc.models.head import HeadCheckpoint
 from yggc.preflight import preflight
 from yggrt.core.footprint import Footprint, beside
 from yggrt.core.schema import Record, Source, TextInfo
@@ -30,6 +32,7 @@ class Loaded(Record, frozen=True):
     """What the later stages know of the verifier, and of a model that drafts. `config` is
     transformers' JSON form; `dtype`, `quant`, `activations`, `kv_dtype` and `max_model_len` are
     resolved; `formats` names the quantised matrices. The text side is the verifier's alone.
+    `draft_ids`: the verifier's id of each logit of a head, empty if they are its own.
     """
 
     source: Source
@@ -44,6 +47,7 @@ class Loaded(Record, frozen=True):
     kv_dtype: Literal["float32", "bfloat16", "int8"]
     max_model_len: int
     drafter: Loaded | None = None
+    draft_ids: tuple[int, ...] = ()
 
 
 # Where a model lay and who saved it: two copies of one model must share their graphs.
@@ -79,7 +83,7 @@ def run(context: Context, out: Path) -> Loaded:
     footprint = model_footprint(model, config, formats)
     loaded = _loaded("verifier", config, checkpoint, checkpoint.config.to_dict(), formats)
     if config.has_draft_model:
-        drafter, total, more = _load_drafter(context, config, footprint)
+        drafter, total, more = _load_drafter(context, config, loaded, footprint)
         loaded = msgspec.structs.replace(loaded, drafter=drafter)
         notes += [f"drafter: {note}" for note in more]
         footprint = total
@@ -106,24 +110,30 @@ def resolve(config: BuildConfig, checkpoint: Checkpoint) -> tuple[BuildConfig, l
 
 
 def _load_drafter(
-    context: Context, config: BuildConfig, verifier: Footprint
+    context: Context, config: BuildConfig, verifier: Loaded, taken: Footprint
 ) -> tuple[Loaded, Footprint, list[str]]:
-    """The drafter, what both models take together, and what a user should be told."""
+    """The drafter, what both models take together, and what a user should be told; `taken` is what
+    the verifier takes."""
     checkpoint = context.drafter_checkpoint
-    layers = config.self_layers
-    if layers is None:
+    layers, is_head = config.self_layers, isinstance(checkpoint, HeadCheckpoint)
+    if layers is None and not is_head:
         check_same_tokens(context.checkpoint.tokenizer, checkpoint.tokenizer)
-    options, notes = drafter_options(config, context_limit(checkpoint.config))
+    options, notes = drafter_options(config, checkpoint.config, context_limit(checkpoint.config))
     options, more = resolve(options, checkpoint)
     shape = first_layers(checkpoint.config, layers or 0)
     model = empty_model(shape)
     formats, others = choose_formats(model, options, checkpoint)
+    if is_head:
+        theirs = context.checkpoint.config
+        formats = head_formats(formats, theirs, verifier.formats, verifier.dtype)
     names = dict(model.named_parameters(remove_duplicate=False))
     formats = {name: form for name, form in formats.items() if name in names}
     footprint = model_footprint(model, options, formats, drafts=True)
-    shared = footprint.weights_bytes if shares_weights(config, options) else 0
-    total = beside(verifier, footprint, shared)
+    shared = shared_bytes(config, options, shape, footprint, formats)
+    total = beside(taken, footprint, shared)
     loaded = _loaded("drafter", options, checkpoint, shape.to_dict(), formats)
+    if isinstance(checkpoint, HeadCheckpoint):
+        loaded = msgspec.structs.replace(loaded, draft_ids=checkpoint.draft_ids)
     if layers is not None:
         count = sum(parameter.numel() for parameter in model.parameters())
         return msgspec.structs.replace(loaded, num_parameters=count), total, notes

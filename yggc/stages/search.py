@@ -18,19 +18,20 @@ import torch
 
 from yggc.context import Context
 from yggc.stages.adapt import AdaptedModel
-from yggc.stages.graphs import bind_graphs
+from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
-from yggrt.core.schema import LmDrafter as LmParameters
+from yggrt.core.schema import ModelDrafter, Record, Schedule
 from yggrt.core.schema import NgramDrafter as NgramParameters
-from yggrt.core.schema import Record, Schedule
 from yggrt.core.search import model_trees
 from yggrt.core.spec import parse_tree_spec
-from yggrt.drafters.calibrate import calibrate_ngram, held_out
+from yggrt.drafters.calibrate import Recording, calibrate_ngram, held_out
+from yggrt.drafters.calibrate_eagle import calibrate_eagle
 from yggrt.drafters.calibrate_lm import calibrate_lm
-from yggrt.drafters.lm import LmDrafter
+from yggrt.drafters.joined import joined_folds
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.latency import LatencyTable
+from yggrt.loading import model_drafter
 from yggrt.prompts import read_prompts
 from yggrt.scheduling import (
     Fold,
@@ -39,6 +40,7 @@ from yggrt.scheduling import (
     measured_costs,
     model_costs,
     record_answers,
+    with_hidden,
 )
 from yggrt.text import Text
 
@@ -65,7 +67,15 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profil
     config = context.config
     prompts = read_prompts(_prompt_file(context))
     digest = hashlib.sha256(repr(prompts).encode()).hexdigest()
-    return [loaded, profile, digest, config.tree, config.calibration_tokens, config.objective]
+    return [
+        loaded,
+        profile,
+        digest,
+        config.tree,
+        config.calibration_tokens,
+        config.objective,
+        config.joins_ngram,
+    ]
 
 
 def run(
@@ -89,17 +99,17 @@ def run(
     costs = measured_costs(table, run)
     given = None if config.tree == "auto" else [parse_tree_spec(config.tree)]
     folds: Sequence[Fold]
-    shipped: NgramParameters | LmParameters
+    shipped: NgramParameters | ModelDrafter
+    ngram: NgramParameters | None = None
     if bound.draft is None:
         shipped = calibrate_ngram(recordings)
         folds = held_out(shipped, recordings)
     else:
-        # What it was not calibrated on, where there is enough; a replay runs its graphs.
-        vocab_size = adapted.model.vocab_size
-        others = recordings[NUM_REPLAYED:] or recordings
         with context.reporter.stage("calibrate drafter"):
-            shipped = calibrate_lm(bound.draft, others, vocab_size, config.max_depth)
-        folds = [(LmDrafter(bound.draft, shipped, vocab_size), recordings[:NUM_REPLAYED])]
+            shipped, folds = _calibrate_model(context, loaded, bound, recordings)
+        if config.joins_ngram:
+            ngram = calibrate_ngram(recordings)
+            folds = [fold for one, few in folds for fold in joined_folds(one, ngram, few)]
         costs = model_costs(costs, run, table.draft_step)
         if given is None:
             given = model_trees(config.drafter_widths, config.buckets, config.max_depth)
@@ -115,8 +125,29 @@ def run(
             eos_ids=eos_ids,
             limits=Limits(),
             progress=lambda text: progress.advance(1, text),
+            ngram=ngram,
         )
-    return Searched(schedule=schedule, num_tokens=sum(len(output) for _, output in recordings))
+    return Searched(schedule=schedule, num_tokens=sum(len(one.output) for one in recordings))
+
+
+def _calibrate_model(
+    context: Context, loaded: Loaded, bound: BoundGraphs, recordings: Sequence[Recording]
+) -> tuple[ModelDrafter, list[Fold]]:
+    """The parameters of a model that drafts, measured on the recordings that are not replayed
+    where there are enough, and what to replay: it runs the model's graphs.
+    """
+    graphs, depth = bound.draft, context.config.max_depth
+    assert graphs is not None
+    assert loaded.drafter is not None
+    few, others = recordings[:NUM_REPLAYED], recordings[NUM_REPLAYED:] or recordings
+    vocab_size = loaded.config["vocab_size"]
+    parameters: ModelDrafter
+    if graphs.feature_size:
+        few, others = with_hidden(bound.graphs, few), with_hidden(bound.graphs, others)
+        parameters = calibrate_eagle(graphs, others, loaded.drafter.draft_ids, depth)
+    else:
+        parameters = calibrate_lm(graphs, others, vocab_size, depth)
+    return parameters, [(model_drafter(graphs, parameters, vocab_size), few)]
 
 
 def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[list[int]]:

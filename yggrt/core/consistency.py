@@ -10,9 +10,10 @@ from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import (
     DRAFTER_KINDS,
     VERIFIER_KINDS,
+    EagleDrafter,
     GraphSpec,
-    LmDrafter,
     Manifest,
+    ModelDrafter,
     ModelInfo,
 )
 
@@ -123,7 +124,8 @@ def _graph_problems(manifest: Manifest) -> Iterator[str]:
 def _model_problems(manifest: Manifest) -> Iterator[str]:
     """The loader of compiled graphs compares no input, so what they are given is compared here."""
     yield from _one_model_problems(manifest, manifest.model, VERIFIER_KINDS)
-    drafts = isinstance(manifest.schedule.drafter, LmDrafter)
+    drafter = manifest.schedule.drafter
+    drafts = isinstance(drafter, ModelDrafter)
     if drafts != (manifest.drafter is not None):
         found = "is" if drafts else "is not"
         yield f"the drafter of the schedule {found} a model, that of the manifest is not likewise"
@@ -132,8 +134,25 @@ def _model_problems(manifest: Manifest) -> Iterator[str]:
         widths = [graph.max_rows for graph in manifest.graphs if graph.kind == "draft"]
         if 1 not in widths:
             yield f"the drafter has graphs for {widths} nodes, none for one"
+        if isinstance(drafter, EagleDrafter):
+            yield from _head_problems(manifest, manifest.drafter, drafter)
     elif any(graph.kind in DRAFTER_KINDS for graph in manifest.graphs):
         yield "the manifest has graphs of a drafter and no drafter"
+
+
+def _head_problems(manifest: Manifest, head: ModelInfo, drafter: EagleDrafter) -> Iterator[str]:
+    model, ids = manifest.model, drafter.token_ids
+    if head.hidden_size != model.hidden_size:
+        yield f"the head reads {head.hidden_size} values, the verifier gives {model.hidden_size}"
+    if len(ids or range(model.vocab_size)) != head.vocab_size:
+        yield f"the head gives {head.vocab_size} logits for {len(ids) or model.vocab_size} ids"
+    if any(not 0 <= token < model.vocab_size for token in ids) or len(set(ids)) < len(ids):
+        yield f"the head's token ids are not different ids in 0..{model.vocab_size - 1}"
+    for graph in manifest.graphs:
+        reads = any(spec.name == "features" for spec in graph.inputs)
+        if reads != (graph.kind in DRAFTER_KINDS):
+            found = "reads" if reads else "lacks"
+            yield f"graph {graph.name!r} of kind {graph.kind} {found} features"
 
 
 def _one_model_problems(

@@ -63,7 +63,8 @@ class Graphs(Protocol):
 
     def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
         """Runs a chain of tokens, at most the last of `prefill_buckets`, at slots `length..`;
-        pads to the next bucket and gives the outputs of the last token alone."""
+        pads to the next bucket and gives the outputs of the last token alone, but `hidden` of
+        all."""
         ...
 
     def commit(self, cache: KvCache, length: int, path: Sequence[int]) -> None:
@@ -72,12 +73,24 @@ class Graphs(Protocol):
         ...
 
 
+class DraftOutput(NamedTuple):
+    """Outputs of a draft pass, one entry per node: logits [n, vocab] and hidden [n, d] float32."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
 class DraftGraphs(Protocol):
     """Forward passes of a model that drafts, over a tree that grows. One thread at a time.
 
     widths: nodes that one `draft` call can run, ascending, the first is 1. max_expanded: most
-    nodes of one tree. prefill_buckets, max_model_len: as for Graphs. vocab_size: ids it knows.
+    nodes of one tree. prefill_buckets, max_model_len: as for Graphs. vocab_size: logits that it
+    gives. feature_size: values of a feature that a head reads beside each token, 0 for a language
+    model, which reads none.
     """
+
+    @property
+    def feature_size(self) -> int: ...
 
     @property
     def widths(self) -> tuple[int, ...]: ...
@@ -97,18 +110,29 @@ class DraftGraphs(Protocol):
     def new_cache(self) -> KvCache: ...
 
     def draft(
-        self, cache: KvCache, tokens: Sequence[int], paths: Sequence[Sequence[int]], length: int
-    ) -> torch.Tensor:
-        """Logits [n, vocab] float32 after each of n nodes, over a prefix of `length` committed
-        rows.
+        self,
+        cache: KvCache,
+        tokens: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        length: int,
+        features: torch.Tensor | None = None,
+    ) -> DraftOutput:
+        """Runs n nodes over a prefix of `length` committed rows; `features` [n, feature_size]
+        float32 if that is not 0.
 
         `paths[i]` has the tree rows from the root down to node i, ascending, its own last: row r
         of the tree lies at slot `length + r`. All but those of this call were run before.
         """
         ...
 
-    def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
-        """As for Graphs."""
+    def prefill(
+        self,
+        cache: KvCache,
+        tokens: Sequence[int],
+        length: int,
+        features: torch.Tensor | None = None,
+    ) -> PassOutput:
+        """As for Graphs, `features` as for `draft`."""
         ...
 
     def move(self, cache: KvCache, sources: Sequence[int], targets: Sequence[int]) -> None:

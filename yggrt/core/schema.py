@@ -12,9 +12,10 @@ import msgspec
 
 from yggrt.core.errors import BundleError
 
-FORMAT_VERSION = 3
-# Version 1 lacked what has a default in ModelInfo, version 2 what has one anywhere else.
-READABLE_VERSIONS = (1, 2, 3)
+FORMAT_VERSION = 4
+# Version 1 lacked what has a default in ModelInfo, version 2 what has one anywhere else, version 3
+# the EAGLE head and a second drafter.
+READABLE_VERSIONS = (1, 2, 3, 4)
 NUM_EVIDENCE = 6
 
 GraphKind = Literal["verify", "prefill", "draft", "draft_prefill"]
@@ -55,9 +56,9 @@ class GraphSpec(Record, frozen=True):
     `constants` maps the graph's constant names to names in the weight table. `verify` and
     `prefill` are the verifier's, `draft` and `draft_prefill` the drafter's. Inputs, in order:
     tokens, positions, slots [V] int64, length [1] int64, mask [V, M] bool, for the prefill kinds
-    also row [1] int64, then per layer the key and the value cache. M is V, but for `draft` graphs
-    of several rows: there it is the number of tree rows that a row may see. Outputs, in order:
-    ids, logits, hidden, hazards.
+    also row [1] int64, for a head also features [V, d] float32, then per layer the key and the
+    value cache. M is V, but for `draft` graphs of several rows: there it is the number of tree
+    rows that a row may see. Outputs, in order: ids, logits, hidden, hazards.
     """
 
     name: str
@@ -239,6 +240,30 @@ class LmDrafter(Record, frozen=True, tag="lm", tag_field="kind"):
             raise ValueError(f"temperatures are {self.temperatures}, wanted positive numbers")
 
 
+class EagleDrafter(Record, frozen=True, tag="eagle", tag_field="kind"):
+    """A head over the verifier's last hidden states. `temperatures` as for LmDrafter;
+    `coverage[d]`: measured share of the verifier's choices at depth d + 1 that the head has logits
+    for, the last for deeper ones. `token_ids`: the verifier's id of each logit, empty if they are
+    the verifier's own. `agreement`: measured share of positions at which its most likely token was
+    the verifier's choice, over `num_positions` of them.
+    """
+
+    temperatures: tuple[float, ...]
+    coverage: tuple[float, ...]
+    token_ids: tuple[int, ...] = ()
+    agreement: float = 0.0
+    num_positions: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 < one < float("inf") for one in self.temperatures):
+            raise ValueError(f"temperatures are {self.temperatures}, wanted positive numbers")
+        if not self.coverage or not all(0 <= one <= 1 for one in self.coverage):
+            raise ValueError(f"coverage is {self.coverage}, wanted numbers in 0..1")
+
+
+ModelDrafter = LmDrafter | EagleDrafter
+
+
 class TreeSpec(Record, frozen=True):
     """How a draft is shaped; `yggrt.core.spec` reads and writes its one-line form."""
 
@@ -274,12 +299,13 @@ class Golden(Record, frozen=True):
 class Schedule(Record, frozen=True):
     """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph, of
     which `stage_s` says more; `objective` is what each pass's choice of rows maximises, at `rate`
-    tokens per second if it is the lagrangian. `recordings`: the calibration prompts and answers
+    tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if anything
+    does. `recordings`: the calibration prompts and answers
     that all of it was chosen on.
     """
 
     tree: str
-    drafter: NgramDrafter | LmDrafter
+    drafter: NgramDrafter | LmDrafter | EagleDrafter
     rest_s: float
     buckets: tuple[int, ...]
     candidates: tuple[Candidate, ...]
@@ -287,6 +313,7 @@ class Schedule(Record, frozen=True):
     rate: float = 0.0
     stage_s: dict[str, float] = {}
     recordings: tuple[Golden, ...] = ()
+    ngram: NgramDrafter | None = None
 
 
 class TextInfo(Record, frozen=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -66,10 +67,10 @@ def combine(replays: Iterable[Replay]) -> Replay:
     )
 
 
-def plain_replay(recordings: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Replay:
-    """Plain decoding of (prompt, output) ids: one row per token after the first."""
+def plain_replay(recordings: Iterable[Sequence[Any]]) -> Replay:
+    """Plain decoding of (prompt, output, ...) ids: one row per token after the first."""
     passes: Counter[tuple[int, int]] = Counter()
-    for prompt, output in recordings:
+    for prompt, output, *_ in recordings:
         passes.update((1, len(prompt) + i) for i in range(len(output) - 1))
     return Replay(PLAIN, passes.total(), passes)
 

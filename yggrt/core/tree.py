@@ -3,6 +3,7 @@ no models."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -114,3 +115,50 @@ def clip_depth(tree: TokenTree, max_depth: int) -> TokenTree:
     if max(depths) <= max_depth:
         return tree
     return tree.keep([row for row in range(tree.num_nodes) if depths[row] <= max_depth])
+
+
+def join(one: TokenTree, other: TokenTree) -> TokenTree:
+    """Both trees over one root, siblings of a token merged.
+
+    An edge that both have is taken where either is right, 1 - (1 - a)(1 - b), as if they erred
+    independently; siblings whose shares then exceed 1 are scaled down to it.
+    """
+    edges = [_edges(one), _edges(other)]
+    tokens, parents, scores = [one.tokens[0]], [-1], [1.0]
+    # Rows of the two trees that a row of the new one stands for, -1 for none.
+    sources = [(0, 0)]
+    for row, pair in enumerate(sources):
+        children: dict[int, list[tuple[int, float]]] = {}
+        for side, source in enumerate(pair):
+            for token, child, share in edges[side].get(source, ()):
+                children.setdefault(token, [(-1, 0.0), (-1, 0.0)])[side] = (child, share)
+        shares = [1 - (1 - a) * (1 - b) for (_, a), (_, b) in children.values()]
+        scale = 1 / max(1.0, sum(shares))
+        for (token, found), share in zip(children.items(), shares, strict=True):
+            tokens.append(token)
+            parents.append(row)
+            scores.append(scores[row] * share * scale)
+            sources.append((found[0][0], found[1][0]))
+    return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
+
+
+def _edges(tree: TokenTree) -> dict[int, list[tuple[int, int, float]]]:
+    """Row -> token, row and share of each child."""
+    found: dict[int, list[tuple[int, int, float]]] = {}
+    for row in range(1, tree.num_nodes):
+        parent = tree.parents[row]
+        above = tree.scores[parent]
+        share = tree.scores[row] / above if above else 0.0
+        found.setdefault(parent, []).append((tree.tokens[row], row, share))
+    return found
+
+
+def followed(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """How many of `tokens` the tree has one below the other from its root."""
+    row = 0
+    for depth, token in enumerate(tokens):
+        child = next((c for c in tree.children(row) if tree.tokens[c] == token), None)
+        if child is None:
+            return depth
+        row = child
+    return len(tokens)

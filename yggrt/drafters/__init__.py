@@ -29,14 +29,16 @@ class Noise(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes children of tree nodes on top of a committed context.
+    """Proposes children of tree nodes on top of a committed context. Methods with a body are what
+    a drafter does that needs no more than tokens.
 
     The context is prompt and output so far, the tree's root its last token. A proposal must not
     depend on what the verifier will choose, but for the noise it chooses by; then any drafter
     leaves the output as it is, and a good one makes it faster.
 
     max_expanded: most nodes of one tree whose children can be asked for. max_model_len: most
-    tokens of a context that it drafts on. Both UNLIMITED where there is no limit.
+    tokens of a context that it drafts on. Both UNLIMITED where there is no limit. second: another
+    drafter, whose guesses join the tree once it is grown; it is told everything by this one.
     """
 
     @property
@@ -45,13 +47,23 @@ class Drafter(Protocol):
     @property
     def max_model_len(self) -> int: ...
 
+    @property
+    def second(self) -> Drafter | None:
+        return None
+
     def start(self, ids: Sequence[int]) -> None:
         """Forgets everything and takes `ids` as the context."""
         ...
 
     def couple(self, noise: Noise | None) -> None:
         """Tells the noise of the coming sequence; None for one that is decoded without."""
-        ...
+        return
+
+    def observe(self, first: int, hidden: torch.Tensor, rows: Sequence[int]) -> None:
+        """Tells the verifier's last hidden states of the context's tokens from `first` on: rows
+        `rows` of `hidden` [n, d] float32. Told once the verifier has run the tokens, before or
+        after they are committed, and always before the next tree."""
+        return
 
     def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
         """At most `num` children of each node, best first; a node is the path of tokens that leads

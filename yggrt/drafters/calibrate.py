@@ -8,7 +8,7 @@ corpus of the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,19 @@ from yggrt.core import schema
 from yggrt.core.schema import NUM_EVIDENCE
 from yggrt.drafters.ngram import NgramDrafter
 
-# Prompt ids and the ids that plain decoding emitted after them.
-Recording: TypeAlias = tuple[Sequence[int], Sequence[int]]
+if TYPE_CHECKING:
+    import torch
+
+
+class Recording(NamedTuple):
+    """Prompt ids and the ids that plain decoding emitted after them; `hidden` [n, d]: the
+    verifier's last hidden state of each of these tokens but the last, None if nobody reads them.
+    """
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+    hidden: torch.Tensor | None = None
+
 
 NUM_FOLDS = 4
 # A cell starts from the shorter match's value, worth this many observations; the shortest match
@@ -36,9 +47,9 @@ def calibrate_ngram(
     tests = [[0] * NUM_EVIDENCE for _ in range(max_match + corpus_match)]
     blank = _parameters(recordings, max_match, hits, tests, corpus_match)
     for drafter, fold in held_out(blank, recordings):
-        for prompt_ids, output_ids in fold:
-            drafter.start(prompt_ids)
-            for token in output_ids:
+        for one in fold:
+            drafter.start(one.prompt)
+            for token in one.output:
                 for row, column, weights in drafter.evidence(()):
                     tests[row][column] += 1
                     if token in weights:
@@ -80,7 +91,7 @@ def _corpus(recordings: Sequence[Recording], corpus_match: int) -> tuple[tuple[i
     """Outputs, each behind the end of its prompt: as much of it as a match can see."""
     if not corpus_match:
         return ()
-    return tuple((*prompt[-corpus_match:], *output) for prompt, output in recordings)
+    return tuple((*one.prompt[-corpus_match:], *one.output) for one in recordings)
 
 
 def _shares(hits: list[list[int]], tests: list[list[int]]) -> tuple[tuple[float, ...], ...]:

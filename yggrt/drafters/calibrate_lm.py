@@ -50,7 +50,7 @@ def calibrate_lm(
 
 def read_samples(graphs: DraftGraphs, recording: Recording, num_ids: int) -> Iterator[Sample]:
     """One sample for each output token that the model could have drafted."""
-    prompt, output = recording
+    prompt, output, _ = recording
     known = min(num_ids, graphs.vocab_size)
     last_id = graphs.vocab_size - 1
     ids = [min(token, last_id) for token in (*prompt, *output)][: graphs.max_model_len]
@@ -61,7 +61,7 @@ def read_samples(graphs: DraftGraphs, recording: Recording, num_ids: int) -> Ite
     for begin in range(first, len(ids) - 1, width):
         tokens = ids[begin : min(begin + width, len(ids) - 1)]
         chain = [range(end) for end in range(1, len(tokens) + 1)]
-        logits = graphs.draft(cache, tokens, chain, begin)[:, :known]
+        logits = graphs.draft(cache, tokens, chain, begin).logits[:, :known]
         sums = torch.stack([torch.logsumexp(logits / t, 1) for t in TEMPERATURES], 1).tolist()
         for row, guess in enumerate(logits.argmax(1).tolist()):
             chosen = output[begin + row - first]
@@ -77,9 +77,15 @@ def fit_temperatures(samples: Sequence[Sample], max_depth: int) -> tuple[float, 
     """For each depth the temperature under which the chosen tokens are likeliest; 1 if there is
     nothing to go by.
     """
+    return fit_by_depth(
+        [[sample for sample in samples if sample.streak >= depth] for depth in range(max_depth)]
+    )
+
+
+def fit_by_depth(samples: Sequence[Sequence[Sample]]) -> tuple[float, ...]:
+    """As `fit_temperatures`, of the samples of each depth."""
     temperatures: list[float] = []
-    for depth in range(max_depth):
-        reached = [sample for sample in samples if sample.streak >= depth]
+    for reached in samples:
         if len(reached) < MIN_POSITIONS and (temperatures or not reached):
             temperatures.append(temperatures[-1] if temperatures else 1.0)
             continue

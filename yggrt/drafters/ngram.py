@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from yggrt.core import schema
-from yggrt.drafters import UNLIMITED, Candidate, Noise
+from yggrt.drafters import UNLIMITED, Candidate, Drafter
 
 # Occurrences of a suffix that are looked at, newest first, each counting for less than the one
 # after it.
@@ -59,7 +59,7 @@ class Evidence(NamedTuple):
     weights: dict[int, float]
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """A Drafter over suffix matches. Updates and rewinds cost a constant per token."""
 
     max_expanded = UNLIMITED
@@ -78,9 +78,6 @@ class NgramDrafter:
         self._ids = []
         self._places = {}
         self.commit(ids)
-
-    def couple(self, noise: Noise | None) -> None:
-        """Nothing to couple: what followed before is no law of what the verifier says."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         ids, places = self._ids, self._places
