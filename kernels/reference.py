@@ -247,9 +247,9 @@ def tree_attention(
     Caches as in decode_cache: what they hold is widened to the dtype of q.
 
     Row r sees slots 0..length-1 and, of slots length..length+M-1, those that `tree_mask` [V, M]
-    bool names; M >= V. The sequence index of a key is its position: prefix first, then the ancestors in
-    row order. With a window only positions above positions[r] - window are seen, and always the
-    row itself.
+    bool names; M >= V. The sequence index of a key is its position: prefix first, then the
+    ancestors in row order. With a window only positions above positions[r] - window are seen, and
+    always the row itself.
     """
     num_heads, num_rows = q.shape[1], q.shape[2]
     prefix = int(length)

@@ -134,7 +134,7 @@ def random_head() -> Path:
     return save_head(CACHE / "tiny-head")
 
 
-def tiny_drafted(name: str, drafter: str) -> Path:
+def tiny_drafted(name: str, drafter: str, *flags: str) -> Path:
     """The tiny bundle with static buckets and a model that drafts."""
     recipe = CACHE / f"tiny-{name}.toml"
     recipe.write_text(
@@ -143,7 +143,7 @@ def tiny_drafted(name: str, drafter: str) -> Path:
         "calibration_tokens = 8\n"
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
-    return yggc_build(CACHE / f"tiny-{name}.ygg", recipe)
+    return yggc_build(CACHE / f"tiny-{name}.ygg", recipe, *flags)
 
 
 def tiny_gguf() -> Path:

@@ -125,7 +125,7 @@ def test_graphs_of_one_row_decode_plainly() -> None:
 
 
 def test_answers_of_one_token_leave_plain_decoding() -> None:
-    folds = [(RandomDrafter(), [([1, 2], [3]), ([2], [])])]
+    folds = [(RandomDrafter(), [Recording([1, 2], [3]), Recording([2], [])])]
     schedule = find_schedule(
         SlowGraphs(), folds, COSTS, SHIPPED, buckets=(1, 4), trees=None, form="lagrangian",
         eos_ids=(), limits=QUICK,

@@ -173,7 +173,7 @@ def test_a_text_is_never_its_own_evidence():
     folds = held_out(parameters, texts)
     assert sorted(id(text) for _, fold in folds for text in fold) == sorted(map(id, texts))
     for drafter, fold in folds:
-        for _, output in fold:
+        for _, output, _ in fold:
             noise = next(token for token in output if token >= 1000)
             drafter.start([noise])
             assert drafter.candidates([()], 1)[0] == []

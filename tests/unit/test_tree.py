@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from yggrt.core.tree import TokenTree, clip_depth, prune
+from yggrt.core.tree import TokenTree, clip_depth, followed, join, prune
 
 
 def random_tree(rng: random.Random, num_nodes: int, *, ties: bool = False) -> TokenTree:
@@ -102,3 +102,29 @@ def test_clip_depth_keeps_all_rows_above_the_cut(seed):
 def test_what_is_no_tree_is_refused(tokens, parents, scores, message):
     with pytest.raises(ValueError, match=message):
         TokenTree(tokens, parents, scores)
+
+
+def test_joined_trees_hold_the_nodes_of_both():
+    """Worked by hand: token 5 is in both, and the shares of 5 and 6 exceed 1 together."""
+    one = TokenTree((0, 5, 7), (-1, 0, 1), (1, Fraction(1, 2), Fraction(1, 4)))
+    other = TokenTree(
+        (0, 5, 6, 8), (-1, 0, 0, 1), (1, Fraction(1, 2), Fraction(1, 2), Fraction(1, 8))
+    )
+    joined = join(one, other)
+    assert joined.tokens == (0, 5, 6, 7, 8)
+    assert joined.parents == (-1, 0, 0, 1, 1)
+    # 1 - 1/2 * 1/2 = 3/4 for 5, 1/2 for 6, scaled by 4/5; below 5, 1/2 and 1/4 of it.
+    assert joined.scores == (1, Fraction(3, 5), Fraction(2, 5), Fraction(3, 10), Fraction(3, 20))
+
+
+def test_joining_nothing_changes_nothing():
+    tree = TokenTree((0, 5, 6, 7), (-1, 0, 0, 2), (1, 0.5, 0.25, 0.25))
+    assert join(tree, TokenTree.single(0)) == tree
+    assert join(TokenTree.single(0), tree) == tree
+
+
+def test_how_far_a_tree_has_tokens_below_each_other():
+    tree = TokenTree((0, 5, 6, 7), (-1, 0, 0, 2), (1, 0.5, 0.25, 0.25))
+    assert [followed(tree, path) for path in ((), (5,), (5, 7), (6, 7), (6, 7, 7), (9,))] == [
+        0, 1, 1, 2, 2, 0,
+    ]  # fmt: skip

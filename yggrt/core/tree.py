@@ -124,20 +124,21 @@ def join(one: TokenTree, other: TokenTree) -> TokenTree:
     independently; siblings whose shares then exceed 1 are scaled down to it.
     """
     edges = [_edges(one), _edges(other)]
-    tokens, parents, scores = [one.tokens[0]], [-1], [1.0]
+    tokens, parents = [one.tokens[0]], [-1]
+    scores: list[float] = [1]
     # Rows of the two trees that a row of the new one stands for, -1 for none.
     sources = [(0, 0)]
     for row, pair in enumerate(sources):
         children: dict[int, list[tuple[int, float]]] = {}
         for side, source in enumerate(pair):
             for token, child, share in edges[side].get(source, ()):
-                children.setdefault(token, [(-1, 0.0), (-1, 0.0)])[side] = (child, share)
+                children.setdefault(token, [(-1, 0), (-1, 0)])[side] = (child, share)
         shares = [1 - (1 - a) * (1 - b) for (_, a), (_, b) in children.values()]
-        scale = 1 / max(1.0, sum(shares))
+        total = max(1, sum(shares))
         for (token, found), share in zip(children.items(), shares, strict=True):
             tokens.append(token)
             parents.append(row)
-            scores.append(scores[row] * share * scale)
+            scores.append(scores[row] * share / total)
             sources.append((found[0][0], found[1][0]))
     return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
 
@@ -148,7 +149,7 @@ def _edges(tree: TokenTree) -> dict[int, list[tuple[int, int, float]]]:
     for row in range(1, tree.num_nodes):
         parent = tree.parents[row]
         above = tree.scores[parent]
-        share = tree.scores[row] / above if above else 0.0
+        share = tree.scores[row] / above if above else 0
         found.setdefault(parent, []).append((tree.tokens[row], row, share))
     return found
 

@@ -1,0 +1,252 @@
+"""A head with random weights drafts for the tiny verifier, n-grams beside it: real bundles,
+transformers beside them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import bundles
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from yggc.errors import SourceError
+from yggc.models.checkpoint import open_checkpoint, open_drafter
+from yggc.models.eagle import EagleConfig, EagleForCausalLM
+from yggc.models.source import resolve_source
+from yggc.workdir import WorkDir
+from yggrt.bundle import Bundle
+from yggrt.core.schema import EagleDrafter as Parameters
+from yggrt.drafters.eagle import EagleDrafter
+from yggrt.loading import load
+from yggrt.session import Session
+
+pytestmark = pytest.mark.tiny
+
+TREES = [
+    "sequence:depth=8",
+    "static:parents=0/0/1/1/2/2/3/3/4/4/5/5/6/6",
+    "egt:width=4,depth=4,children=8,verify=16,frontier=global",
+    "egt:width=4,depth=4,children=8,verify=16,frontier=level",
+    "egt:width=6,depth=5,children=12,verify=16",
+]
+
+
+def built() -> Path:
+    head = f"{bundles.random_head()}+ngram"
+    return bundles.tiny_drafted("eagle", head, "--drafter-quant", "none")
+
+
+@functools.cache
+def cached_session() -> Session:
+    return load(built())
+
+
+@pytest.fixture
+def session() -> Session:
+    return cached_session()
+
+
+def prompts(num: int, lengths: tuple[int, ...], seed: int = 5) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 400) for _ in range(lengths[i % len(lengths)])] for i in range(num)]
+
+
+def decode(session: Session, prompt: Sequence[int], num: int, **options: Any) -> list[int]:
+    options = {"gated": False, "ignore_eos": True, **options}
+    return session.generate(prompt, max_tokens=num, **options).ids
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_say_what_plain_decoding_says(
+    session: Session, tree: str, temperature: float
+) -> None:
+    for prompt in prompts(4, (1, 2, 17, 70)):
+        options = {"temperature": temperature, "seed": 7}
+        plain = decode(session, prompt, 40, plain=True, **options)
+        assert decode(session, prompt, 40, tree=tree, **options) == plain
+        assert decode(session, prompt, 40, tree=tree, gated=True, **options) == plain
+
+
+def test_up_to_the_end_of_the_context(session: Session) -> None:
+    limit = session.graphs.max_model_len
+    for length in (limit - 1, limit - 2, limit - 9, limit - 30):
+        [prompt] = prompts(1, (length,))
+        plain = decode(session, prompt, 100, plain=True)
+        assert len(plain) == limit - length
+        for tree in TREES[:3]:
+            assert decode(session, prompt, 100, tree=tree) == plain
+
+
+def test_requests_that_share_a_prefix_draft_what_fresh_ones_draft(session: Session) -> None:
+    rng = random.Random(3)
+    [ids] = prompts(1, (12,))
+    for turn in range(6):
+        kept = rng.randrange(len(ids) + 1)
+        ids = [*ids[:kept], *(rng.randrange(3, 400) for _ in range(rng.randrange(1, 9)))]
+        options: dict[str, Any] = {"tree": TREES[turn % 4], "plain": turn == 2}
+        options |= {"max_tokens": 20, "gated": False, "ignore_eos": True}
+        done = session.generate(ids, reuse=True, **options)
+        again = session.generate(ids, reuse=False, **options)
+        assert done.ids == again.ids
+        if turn != 2:
+            assert done.stats.accepted_histogram == again.stats.accepted_histogram
+        ids = [*ids, *done.ids]
+
+
+# --- what the head says, against the module in eager mode ---------------------------------------
+
+
+@functools.cache
+def eager_head() -> EagleForCausalLM:
+    folder = bundles.random_head()
+    head = EagleForCausalLM(EagleConfig(**json.loads((folder / "config.json").read_bytes())))
+    state = load_file(folder / "model.safetensors")
+    ids = state.pop("draft_ids")
+    embedding = bundles.reference(bundles.tiny_model()).get_input_embeddings().weight.data
+    state["model.embed_tokens.weight"] = embedding
+    # Tied: the verifier's output head is its embedding.
+    state["lm_head.weight"] = embedding[ids]
+    head.load_state_dict(state)
+    return head.eval()
+
+
+def naive_logits(reference: Any, context: list[int], path: Sequence[int]) -> torch.Tensor:
+    """The definition, one token at a time: the verifier's features up to the root, the head's own
+    below it; logits after the last of `path`."""
+    head = eager_head()
+    with torch.no_grad():
+        features = reference.model(torch.tensor([context])).last_hidden_state[0]
+        read = torch.cat([torch.zeros(1, features.shape[1]), features[:-1]])
+        for end in range(len(path) + 1):
+            tokens = torch.tensor([[*context, *path[:end]]])
+            out = head.model(
+                inputs_embeds=head.join(head.model.embed_tokens(tokens), read[None])
+            ).last_hidden_state[0]
+            read = torch.cat([read, out[-1:]])
+        return head.lm_head(out[-1])
+
+
+def test_nodes_say_what_the_module_says(session: Session, tiny_reference: Any) -> None:
+    drafter: Any = session._parts.drafter
+    drafter = drafter._first
+    tables = Bundle.open(built()).manifest.schedule.drafter
+    assert isinstance(tables, Parameters)
+    graphs: Any = session.graphs
+    for length in (1, 3, 6, 40, 90):
+        [context] = prompts(1, (length,), seed=length)
+        cache = graphs.new_cache()
+        fresh = EagleDrafter(drafter._graphs, tables)
+        # The root is not among the tokens that the verifier has run.
+        for at in range(0, length - 1, 16):
+            part = context[at : min(at + 16, length - 1)]
+            hidden = graphs.prefill(cache, part, at).hidden
+            fresh.observe(at, hidden, range(len(part)))
+        fresh.start(context)
+        for paths in ([()], [(5,), (6,)], [(5, 7), (5, 8), (6, 1)], [(5, 8, 2)]):
+            found = fresh.logits(paths)
+            for path, logits in zip(paths, found, strict=True):
+                wanted = naive_logits(tiny_reference, context, path)
+                assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+def test_accepted_tokens_are_read_again_with_the_verifiers_features(
+    session: Session, tiny_reference: Any
+) -> None:
+    """After steps of any acceptance the head's rows are those of the definition."""
+    tables = Bundle.open(built()).manifest.schedule.drafter
+    assert isinstance(tables, Parameters)
+    drafter: Any = session._parts.drafter
+    fresh = EagleDrafter(drafter._first._graphs, tables)
+    [context] = prompts(1, (9,))
+    full = [*context, *decode(session, context, 30, plain=True)]
+    graphs: Any = session.graphs
+    cache = graphs.new_cache()
+    parts = [graphs.prefill(cache, full[at : at + 13], at) for at in (0, 13, 26)]
+    hidden = torch.cat([part.hidden for part in parts])
+    fresh.start(full[:9])
+    fresh.observe(0, hidden[:8], range(8))
+    at = 9
+    for num in (3, 1, 12, 2, 5):
+        fresh.candidates([()], 4)
+        fresh.candidates([(full[at],), (5,)], 4)
+        fresh.observe(at - 1, hidden[at - 1 :], range(num))
+        fresh.commit(full[at : at + num])
+        at += num
+        [found] = fresh.logits([()])
+        wanted = naive_logits(tiny_reference, full[:at], ())
+        assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+def test_ids_are_the_verifiers(session: Session) -> None:
+    known = set(load_file(bundles.random_head() / "model.safetensors")["draft_ids"].tolist())
+    drafter: Any = session._parts.drafter
+    for prompt in prompts(3, (4,)):
+        cache = session.graphs.new_cache()
+        hidden = session.graphs.prefill(cache, prompt[:-1], 0).hidden
+        drafter._first.observe(0, hidden, range(3))
+        drafter._first.start(prompt)
+        [children] = drafter._first.candidates([()], 384)
+        assert {token for token, _ in children} == known
+        assert sum(share for _, share in children) <= 1
+
+
+# --- heads that do not fit ----------------------------------------------------------------------
+
+
+def spoil(**changes: Any) -> Callable[[dict[str, Any], dict[str, torch.Tensor]], None]:
+    def change(config: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+        for key, value in changes.items():
+            if key in config:
+                config[key] = value
+            elif value is None:
+                del state[key.replace("__", ".")]
+            else:
+                state[key.replace("__", ".")] = value
+
+    return change
+
+
+BAD = {
+    "missing": (spoil(fc__weight=None), "first 'fc.weight'"),
+    "transposed": (
+        spoil(fc__weight=torch.zeros(128, 64)),
+        r"'fc.weight' has shape \[128, 64\], the configuration wants \[64, 128\]",
+    ),
+    "foreign": (spoil(midlayer__q=torch.zeros(2)), "'midlayer.q' is not part of an EAGLE head"),
+    "hidden": (spoil(hidden_size=32), "for a verifier with hidden_size 32, this one has 64"),
+    "vocabulary": (spoil(vocab_size=500), "for a verifier with vocab_size 500, this one has 400"),
+    "map": (spoil(draft_ids=torch.arange(17, 401)), "has the id 400, wanted 384 in 0..399"),
+    "twice": (spoil(draft_ids=torch.zeros(384, dtype=torch.int64)), "1 different ids"),
+    "no map": (spoil(draft_ids=None), "gives 384 of 400 logits and has no tensor 'draft_ids'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_head_that_does_not_fit_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    change, wanted = BAD[case]
+    folder = bundles.random_head()
+    config = json.loads((folder / "config.json").read_bytes())
+    state = load_file(folder / "model.safetensors")
+    change(config, state)
+    bad = tmp_path / "head"
+    bad.mkdir()
+    (bad / "config.json").write_text(json.dumps(config))
+    save_file(state, bad / "model.safetensors")
+    work = WorkDir(tmp_path / "work")
+    verifier = open_checkpoint(resolve_source(str(bundles.tiny_model()), work))
+    with pytest.raises(SourceError, match=wanted):
+        open_drafter(resolve_source(str(bad), work), verifier)
+
+
+def test_a_head_is_no_verifier(tmp_path: Path) -> None:
+    source = resolve_source(str(bundles.random_head()), WorkDir(tmp_path))
+    with pytest.raises(SourceError, match="is a head that drafts for a verifier"):
+        open_checkpoint(source)
