@@ -27,7 +27,7 @@ Isa = Literal["native", "avx512_amx", "avx512_vnni", "avx512", "avx2", "neon"]
 SOURCE_DIR = Path(__file__).parent / "cpu"
 HEADERS = (
     "vec.h", "formats.h", "tile.h", "integer.h", "amx.h", "linear.h", "embedding.h", "attention.h",
-    "kv.h", "noise.h",
+    "kv.h", "noise.h", "candidates.h",
 )  # fmt: skip
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
 # Two libraries in one process must not share inline functions: they may be for different machines.

@@ -6,7 +6,7 @@ Knows rows, slots and tensors; knows nothing of text, drafters or acceptance.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +263,11 @@ class AotDraftGraphs(_ModelGraphs):
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
+
+    @property
+    def top_shares(self) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = getattr(self.operators, "top_shares", None)
+        return found
 
     @property
     def feature_size(self) -> int:

@@ -161,7 +161,8 @@ def drafter_passes(graphs: DraftGraphs) -> list[TimedPass]:
         # A drafter's context may be shorter than the verifier's.
         at = min(context, graphs.max_model_len - 1)
         out = graphs.draft(cache, [0] * width, paths, at, features(width))
-        return best_children(out.logits, torch.ones(width), num_children)
+        ones = torch.ones(width)
+        return best_children(out.logits, ones, num_children, top_shares=graphs.top_shares)
 
     def prefill(rows: int, context: int) -> object:
         at = min(context, graphs.max_model_len - 1)

@@ -15,9 +15,11 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <tuple>
 #include <vector>
 
 #include "attention.h"
+#include "candidates.h"
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
@@ -367,6 +369,30 @@ Tensor keyed_select(const Tensor& scores, double bound, int64_t key, int64_t num
   return output;
 }
 
+std::tuple<Tensor, Tensor> top_shares(const Tensor& logits, const Tensor& temperatures,
+                                      int64_t count) {
+  check_float(logits, "top_shares: logits");
+  check_float(temperatures, "top_shares: temperatures");
+  check_dense(logits, "top_shares: logits", 2);
+  check_dense(temperatures, "top_shares: temperatures", 1);
+  const int64_t num_rows = logits.size(0);
+  const int64_t num = logits.size(1);
+  TORCH_CHECK(temperatures.numel() == num_rows, "top_shares: temperatures: expected [", num_rows,
+              "], got ", temperatures.sizes());
+  TORCH_CHECK(count >= 1 && count <= num, "top_shares: count is ", count, ", expected 1..", num);
+  Tensor places = at::empty({num_rows, count}, logits.options().dtype(at::kLong));
+  Tensor shares = at::empty({num_rows, count}, logits.options());
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float temperature = temperatures.const_data_ptr<float>()[r];
+    TORCH_CHECK(temperature > 0.0f, "top_shares: a temperature is ", temperature,
+                ", expected above 0");
+    ygg::top_shares(logits.const_data_ptr<float>() + r * num, num, temperature, count,
+                    places.mutable_data_ptr<int64_t>() + r * count,
+                    shares.mutable_data_ptr<float>() + r * count);
+  }
+  return {places, shares};
+}
+
 using torch::aot_inductor::new_tensor_handle;
 using torch::aot_inductor::tensor_handle_to_tensor_pointer;
 
@@ -467,6 +493,7 @@ YGG_LIBRARY(YGG_NAMESPACE, m) {
   m.def("kv_write(Tensor(a!) cache, Tensor rows, Tensor slots) -> ()");
   m.def("kv_commit(Tensor(a!)[] caches, Tensor sources, Tensor targets) -> ()");
   m.def("keyed_select(Tensor scores, float bound, int key, int num_bits) -> Tensor");
+  m.def("top_shares(Tensor logits, Tensor temperatures, int count) -> (Tensor, Tensor)");
 }
 
 YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
@@ -477,4 +504,5 @@ YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
   m.impl("kv_write", &kv_write);
   m.impl("kv_commit", &kv_commit);
   m.impl("keyed_select", &keyed_select);
+  m.impl("top_shares", &top_shares);
 }

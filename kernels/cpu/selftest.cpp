@@ -355,6 +355,23 @@ void check_select(std::int64_t num) {
   expect(some == high, "select_loud: by score", some, high, num);
 }
 
+void check_top_shares(std::int64_t num, std::int64_t count) {
+  const std::vector<float> scores = random_floats(num);
+  std::vector<std::int64_t> places(count);
+  std::vector<float> shares(count);
+  ygg::top_shares(scores.data(), num, 0.7f, count, places.data(), shares.data());
+  double total = 0.0;
+  for (float score : scores) total += std::exp(score / 0.7);
+  for (std::int64_t k = 0; k < count; ++k) {
+    std::int64_t above = 0;
+    for (std::int64_t i = 0; i < num; ++i) above += scores[i] > scores[places[k]];
+    expect(above <= k, "top_shares: rank", above, k, num);
+    const double wanted = std::exp(scores[places[k]] / 0.7) / total;
+    expect(std::abs(shares[k] - wanted) <= 1e-5 * wanted, "top_shares: share", shares[k], wanted,
+           num);
+  }
+}
+
 int main(int argc, char** argv) {
   num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
 #if defined(YGG_AMX)
@@ -366,6 +383,10 @@ int main(int argc, char** argv) {
   check_exp();
   check_moves();
   for (std::int64_t num : {0, 1, 255, 256, 257, 1000}) check_select(num);
+  for (std::int64_t num : {1, 15, 64, 257, 1000}) {
+    check_top_shares(num, 1);
+    check_top_shares(num, std::min<std::int64_t>(num, 33));
+  }
   for (std::int64_t rows : {1, 2, 3, 5, 7, 13, 25, 49, 65}) {
     for (std::int64_t k : {1, 40, 255, 256, 257, 512, 576, 1100}) {
       check_linear(ygg::kFloat32, false, rows, k, {33, 16, 1});

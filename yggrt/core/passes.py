@@ -7,8 +7,8 @@ unread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +86,12 @@ class DraftGraphs(Protocol):
     widths: nodes that one `draft` call can run, ascending, the first is 1. max_expanded: most
     nodes of one tree. prefill_buckets, max_model_len: as for Graphs. vocab_size: logits that it
     gives. feature_size: values of a feature that a head reads beside each token, 0 for a language
-    model, which reads none.
+    model, which reads none. top_shares: the operator that makes candidates of logits (see
+    `kernels/README.md`), None where the library is older.
     """
+
+    @property
+    def top_shares(self) -> Callable[..., Any] | None: ...
 
     @property
     def feature_size(self) -> int: ...

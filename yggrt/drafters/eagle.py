@@ -80,7 +80,8 @@ class EagleDrafter(ModelDrafter):
         depths = [min(len(path), last) for path in paths]
         temperatures = torch.tensor([self._temperatures[depth] for depth in depths])
         if self._noise is None:
-            found = best_children(logits, temperatures, num, self._token_ids)
+            operator = self._graphs.top_shares
+            found = best_children(logits, temperatures, num, self._token_ids, operator)
         else:
             positions = [len(self._ids) + len(path) for path in paths]
             found = coupled_children(

@@ -5,7 +5,7 @@ ones, and how logits become candidates.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -19,6 +19,11 @@ from yggrt.drafters import Candidate, Drafter, Noise
 NOISE_POOL = 512
 
 Path: TypeAlias = tuple[int, ...]
+# An operator: logits [n, vocab] and temperatures [n] float32, k -> places [n, k] int64 of the k
+# largest of each row, and their shares [n, k] float32.
+TopShares: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]
+]
 
 
 class ModelDrafter(Drafter, ABC):
@@ -108,7 +113,7 @@ class ModelDrafter(Drafter, ABC):
         last = len(self._temperatures) - 1
         temperatures = torch.tensor([self._temperatures[min(len(p), last)] for p in paths])
         if self._noise is None:
-            return best_children(logits, temperatures, num)
+            return best_children(logits, temperatures, num, top_shares=self._graphs.top_shares)
         positions = [len(self._ids) + len(path) for path in paths]
         return coupled_children(logits, temperatures, num, self._noise, positions)
 
@@ -118,11 +123,16 @@ def best_children(
     temperatures: torch.Tensor,
     num: int,
     token_ids: torch.Tensor | None = None,
+    top_shares: TopShares | None = None,
 ) -> list[list[Candidate]]:
     """Per row of logits [n, vocab] the `num` most likely tokens and their shares at the row's
-    temperature; `token_ids` as for `coupled_children`.
+    temperature; `token_ids` as for `coupled_children`, `top_shares` an operator library's.
     """
-    values, tokens = logits.topk(min(num, logits.shape[1]))
+    num = min(num, logits.shape[1])
+    if top_shares is not None:
+        tokens, shares = top_shares(logits, temperatures, num)
+        return _pairs(tokens if token_ids is None else token_ids[tokens], shares)
+    values, tokens = logits.topk(num)
     tokens = tokens if token_ids is None else token_ids[tokens]
     scale = temperatures[:, None]
     shares = torch.exp(values / scale - torch.logsumexp(logits / scale, 1, keepdim=True))
