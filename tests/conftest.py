@@ -29,4 +29,4 @@ def tiny_reference() -> object:
 @pytest.fixture(scope="session")
 def smol_bundle() -> Path:
     """SmolLM2-135M-Instruct, float32."""
-    return bundles.smol()
+    return bundles.smol_for_tests()

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from yggc.errors import RecipeError
+from yggc.heads import is_head_folder
 from yggc.host import default_work_dir, usable_cores
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import GraphKind
@@ -28,6 +29,7 @@ MAX_ROWS = 999
 # A compile of one graph: the exported program, Inductor and the C++ compiler.
 JOB_BYTES = 3 << 30
 PLUS_NGRAM = "+ngram"
+HEAD_WIDTHS = (1, 4, 8)
 
 
 class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -330,6 +332,11 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 def _resolve_host(values: dict[str, Any]) -> list[str]:
     """Replaces what depends on this machine; one line for each choice."""
     notes = []
+    drafter = Path(str(values.get("drafter", "")).removesuffix(PLUS_NGRAM))
+    if "drafter_widths" not in values and is_head_folder(drafter):
+        values["drafter_widths"] = list(HEAD_WIDTHS)
+        widths = ", ".join(map(str, HEAD_WIDTHS))
+        notes.append(f"drafter_widths: auto is {widths} for a head, which is cheap to run wide")
     cores = usable_cores()
     if values.get("threads", "auto") == "auto":
         values["threads"] = cores

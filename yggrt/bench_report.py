@@ -97,6 +97,10 @@ def _way(runs: Sequence[Sequence[Run]], weight_bytes: int, bandwidth: float) -> 
             )
         ],
         "tests_per_depth": tests_per_depth,
+        # Of the accepted tokens, those that each of two drafters had.
+        "accepted": sum(one.accepted for one in stats),
+        "accepted_first": sum(one.accepted_first for one in stats),
+        "accepted_second": sum(one.accepted_second for one in stats),
         "num_tokens": sum(one.num_tokens for one in stats),
         "num_passes": num_passes,
         "num_plain_passes": sum(one.num_plain_passes for one in stats),

@@ -125,4 +125,9 @@ def note_statistics(done: Completion) -> None:
     note(
         f"drafts accepted: {stats.accepted}, alpha {stats.alpha:.2f}; passes by number: {accepted}"
     )
+    if stats.accepted_first or stats.accepted_second:
+        note(
+            f"of these the model had {stats.accepted_first}, n-grams {stats.accepted_second}; "
+            "some had both"
+        )
     note(f"time: {shares}")

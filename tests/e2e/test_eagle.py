@@ -23,7 +23,10 @@ from yggc.models.source import resolve_source
 from yggc.workdir import WorkDir
 from yggrt.bundle import Bundle
 from yggrt.core.schema import EagleDrafter as Parameters
+from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.eagle import EagleDrafter
+from yggrt.engine import Engine
+from yggrt.gate import OpenGate
 from yggrt.loading import load
 from yggrt.session import Session
 
@@ -104,6 +107,19 @@ def test_requests_that_share_a_prefix_draft_what_fresh_ones_draft(session: Sessi
 # --- what the head says, against the module in eager mode ---------------------------------------
 
 
+def draft_ids() -> list[int]:
+    found: list[int] = load_file(bundles.random_head() / "model.safetensors")["draft_ids"].tolist()
+    return found
+
+
+def head_of(session: Session) -> EagleDrafter:
+    """Another drafter over the session's head, without n-grams and with a cache of its own."""
+    tables = Bundle.open(built()).manifest.schedule.drafter
+    assert isinstance(tables, Parameters)
+    drafter: Any = session._parts.drafter
+    return EagleDrafter(drafter._first._graphs, tables)
+
+
 @functools.cache
 def eager_head() -> EagleForCausalLM:
     folder = bundles.random_head()
@@ -135,15 +151,11 @@ def naive_logits(reference: Any, context: list[int], path: Sequence[int]) -> tor
 
 
 def test_nodes_say_what_the_module_says(session: Session, tiny_reference: Any) -> None:
-    drafter: Any = session._parts.drafter
-    drafter = drafter._first
-    tables = Bundle.open(built()).manifest.schedule.drafter
-    assert isinstance(tables, Parameters)
     graphs: Any = session.graphs
     for length in (1, 3, 6, 40, 90):
         [context] = prompts(1, (length,), seed=length)
         cache = graphs.new_cache()
-        fresh = EagleDrafter(drafter._graphs, tables)
+        fresh = head_of(session)
         # The root is not among the tokens that the verifier has run.
         for at in range(0, length - 1, 16):
             part = context[at : min(at + 16, length - 1)]
@@ -161,10 +173,7 @@ def test_accepted_tokens_are_read_again_with_the_verifiers_features(
     session: Session, tiny_reference: Any
 ) -> None:
     """After steps of any acceptance the head's rows are those of the definition."""
-    tables = Bundle.open(built()).manifest.schedule.drafter
-    assert isinstance(tables, Parameters)
-    drafter: Any = session._parts.drafter
-    fresh = EagleDrafter(drafter._first._graphs, tables)
+    fresh = head_of(session)
     [context] = prompts(1, (9,))
     full = [*context, *decode(session, context, 30, plain=True)]
     graphs: Any = session.graphs
@@ -186,7 +195,7 @@ def test_accepted_tokens_are_read_again_with_the_verifiers_features(
 
 
 def test_ids_are_the_verifiers(session: Session) -> None:
-    known = set(load_file(bundles.random_head() / "model.safetensors")["draft_ids"].tolist())
+    known = set(draft_ids())
     drafter: Any = session._parts.drafter
     for prompt in prompts(3, (4,)):
         cache = session.graphs.new_cache()
@@ -196,6 +205,31 @@ def test_ids_are_the_verifiers(session: Session) -> None:
         [children] = drafter._first.candidates([()], 384)
         assert {token for token, _ in children} == known
         assert sum(share for _, share in children) <= 1
+
+
+def test_acceptance_is_the_agreement_with_the_same_roots(
+    session: Session, tiny_reference: Any
+) -> None:
+    """Chains of one node: what decoding accepts is what the definition says at its roots."""
+    checked = 0
+    for prompt in prompts(6, (5, 20), seed=9):
+        plain = decode(session, prompt, 60, plain=True)
+        full = [*prompt, *plain]
+        # Only the head: n-grams would have a say in the tree.
+        engine = Engine(
+            session.graphs, session.graphs.new_cache(), head_of(session),
+            parse_tree_spec("sequence:depth=1"), lambda rows, context: 1.0, 0.0, OpenGate(),
+        )  # fmt: skip
+        engine.start(prompt)
+        while len(engine.ids) < len(full) - 1:
+            at = len(engine.ids)
+            step = engine.step()
+            with torch.no_grad():
+                wanted = int(naive_logits(tiny_reference, full[:at], ()).argmax())
+            agrees = draft_ids()[wanted] == full[at]
+            assert step.num_accepted == agrees
+            checked += 1
+    assert checked > 200
 
 
 # --- heads that do not fit ----------------------------------------------------------------------

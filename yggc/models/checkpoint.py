@@ -30,9 +30,10 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from yggc.errors import SourceError
+from yggc.heads import is_head
 from yggc.models import shards
 from yggc.models.matrices import tied_names
-from yggc.models.source import ResolvedSource, check_config, is_head
+from yggc.models.source import ResolvedSource, check_config
 from yggc.models.tokenizer import check_vocabulary, describe_text, end_ids, load_tokenizer
 from yggrt.core.schema import TextInfo
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaModel, LlamaPreTrainedModel
 
-from yggc.models.source import HEAD
+from yggc.heads import HEAD
 
 
 def cache_argument(model: nn.Module) -> str:

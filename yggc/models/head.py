@@ -18,6 +18,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
+from yggc.heads import HEAD_TYPES
 from yggc.models import shards
 from yggc.models.checkpoint import (
     Checkpoint,
@@ -30,7 +31,7 @@ from yggc.models.checkpoint import (
 )
 from yggc.models.eagle import EagleConfig
 from yggc.models.matrices import tied_names
-from yggc.models.source import HEAD_TYPES, ResolvedSource
+from yggc.models.source import ResolvedSource
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"

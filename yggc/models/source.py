@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yggc.errors import SourceError
+from yggc.heads import HEAD_TYPES, is_head
 from yggc.models import shards
 from yggc.models.license import directory_license
 from yggc.models.wheel import WheelFile, fetch
@@ -33,9 +34,6 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
 )
-# The `model_type` of yggc.models.eagle.EagleConfig, and what types a head's maps of ids have.
-HEAD = "ygg_eagle"
-HEAD_TYPES = ("I64",)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _HUB_PATTERNS = (
     "*.safetensors",
@@ -214,12 +212,6 @@ def check_config(folder: Path) -> dict[str, Any]:
             "int4, or a .gguf file of the model",
         )
     return config
-
-
-def is_head(config: dict[str, Any]) -> bool:
-    """Whether a `config.json` is that of a head, which drafts for a verifier and is no model of
-    its own."""
-    return config.get("model_type") == HEAD
 
 
 def _refuse_unknown_architecture(path: Path, config: dict[str, Any]) -> None:

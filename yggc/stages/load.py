@@ -11,6 +11,7 @@ import msgspec
 
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.context import Context
+from yggc.heads import heads_for
 from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
 from yggc.models.drafter import (
     check_same_tokens,
@@ -93,9 +94,20 @@ def run(context: Context, out: Path) -> Loaded:
     if tokenizer is not None:
         (out / TOKENIZER_MEMBER).write_bytes(tokenizer)
         text = msgspec.structs.replace(text, tokenizer=TOKENIZER_MEMBER)
+    if config.drafter == "ngram":
+        notes.append(_suggestion(checkpoint))
     for note in (*notes, *checkpoint.notes):
         context.reporter.say(note)
     return msgspec.structs.replace(loaded, text=text, eos_ids=checkpoint.eos_ids())
+
+
+def _suggestion(checkpoint: Checkpoint) -> str:
+    """What would draft better than n-grams for this verifier."""
+    files = checkpoint.source.files
+    known = heads_for(files[0].sha256) if len(files) == 1 else []
+    if known:
+        return f"drafter: a trained one for this verifier is at hand: --drafter {known[0]}+ngram"
+    return "drafter: ngram; `yggc train eagle` makes a better one, see docs/drafters.md"
 
 
 def resolve(config: BuildConfig, checkpoint: Checkpoint) -> tuple[BuildConfig, list[str]]:

@@ -1,0 +1,48 @@
+"""What a directory says of the head in it, from its `config.json` alone, and the heads that come
+with the compiler. Imports nothing heavy: options are checked before models are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+# The `model_type` of yggc.models.eagle.EagleConfig, and what types a head's maps of ids have.
+HEAD = "ygg_eagle"
+HEAD_TYPES = ("I64",)
+
+
+def is_head(config: Any) -> bool:
+    """Whether a `config.json` is that of a head, which drafts for a verifier and is no model of
+    its own.
+    """
+    return isinstance(config, dict) and config.get("model_type") == HEAD
+
+
+def is_head_folder(folder: Path) -> bool:
+    """As `is_head`, of a directory; false for anything that is none."""
+    return is_head(_config(folder))
+
+
+def heads_for(sha256: str) -> list[Path]:
+    """Heads that come with the compiler for the verifier in a file of this hash."""
+    return [folder for folder, theirs in _shipped() if sha256 and theirs == sha256]
+
+
+def _shipped() -> Iterator[tuple[Path, str]]:
+    root = Path(str(files("ygg_artifacts"))) / "drafters"
+    for folder in sorted(root.glob("*/")):
+        verifier = (_config(folder) or {}).get("verifier")
+        if isinstance(verifier, dict):
+            yield folder, str(verifier.get("sha256", ""))
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
