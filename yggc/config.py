@@ -29,6 +29,7 @@ MAX_ROWS = 999
 # A compile of one graph: the exported program, Inductor and the C++ compiler.
 JOB_BYTES = 3 << 30
 PLUS_NGRAM = "+ngram"
+NO_MODEL = ("ngram", "lookahead")
 HEAD_WIDTHS = (1, 4, 8)
 
 
@@ -150,8 +151,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def draft_model(self) -> str:
-        """The model that drafts, "" if n-grams do."""
-        return "" if self.drafter == "ngram" else self.drafter.removesuffix(PLUS_NGRAM)
+        """The model that drafts, "" if none does."""
+        return "" if self.drafter in NO_MODEL else self.drafter.removesuffix(PLUS_NGRAM)
 
     @property
     def has_draft_model(self) -> bool:
@@ -209,14 +210,15 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"{self.most_draft_rows} rows, wanted at most {MAX_ROWS}",
                 "lower one of them",
             )
+        if self.draft_model in NO_MODEL or (not self.draft_model and self.drafter not in NO_MODEL):
+            raise RecipeError(
+                f"drafter is {self.drafter!r}, wanted {', '.join(NO_MODEL)}, a model or a "
+                f"model{PLUS_NGRAM}",
+                "as in --drafter ngram, --drafter self:6+ngram",
+            )
         if self.has_draft_model:
             _ = self.self_layers
             return
-        if self.drafter != "ngram":
-            raise RecipeError(
-                f"drafter is {self.drafter!r}, wanted ngram, a model or a model{PLUS_NGRAM}",
-                "as in --drafter ngram, --drafter self:6+ngram",
-            )
         for key, default in (
             ("drafter_sha256", ""),
             ("drafter_quant", "auto"),
@@ -224,7 +226,7 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ):
             if getattr(self, key) != default:
                 raise RecipeError(
-                    f"{key} is {getattr(self, key)!r}, but ngram drafts, which is no model",
+                    f"{key} is {getattr(self, key)!r}, but {self.drafter} drafts, no model",
                     "name a model with --drafter, or leave it out",
                 )
 

@@ -216,6 +216,7 @@ class Engine:
         tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
         start = self._ended("draft", start)
         out = self._graphs.verify(self._cache, tree, self._length)
+        self._drafter.learn(tree, out.ids)
         start = self._ended("verify", start)
         accepted = accept(tree, self._sampler(out), self._length + 1)
         start = self._ended("accept", start)
@@ -245,6 +246,9 @@ class Engine:
         trust, seconds = self._gate.trust, self._seconds_here()
         min_score = self._min_value / trust if trust else 1.0
         tree = self._grow(self._ids[-1], self._spec, self._drafter, min_score)
+        if self._spec.policy == "lookahead":
+            # Its rows are there for what they teach, too.
+            return clip_depth(tree, self.room - 1)
         if self._drafter.second is not None:
             beside = grow_egt(self._ids[-1], SECOND, self._drafter.second, min_score)
             self._grown = tree, beside
@@ -309,8 +313,12 @@ class Engine:
         if not plain_s:
             return Cost()
         rows = min(rows for rows in seconds if rows >= tree.num_nodes)
+        more = (seconds[rows] - seconds[1]) / plain_s
+        if self._spec.policy == "lookahead":
+            # Nothing is chosen by what it promises, so it is paid like a draft.
+            return Cost(0.0, more)
         draft_s = self._draft_s if drafted else 0.0
-        return Cost((seconds[rows] - seconds[1]) / plain_s, draft_s / plain_s)
+        return Cost(more, draft_s / plain_s)
 
     def _ended(self, stage: Stage, start: float) -> float:
         """Counts a stage that began at `start`; gives its end."""

@@ -21,6 +21,7 @@ from yggrt.core.schema import TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.drafters.joined import JoinedDrafter
+from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.latency import LatencyTable
 from yggrt.memory import has_room_for
@@ -140,6 +141,8 @@ def load_drafter(bundle: Bundle, cache: Cache) -> Drafter:
     schedule = bundle.manifest.schedule
     if isinstance(schedule.drafter, schema.NgramDrafter):
         return NgramDrafter(schedule.drafter)
+    if isinstance(schedule.drafter, schema.LookaheadDrafter):
+        return LookaheadDrafter()
     graphs = load_draft_graphs(bundle, cache)
     assert graphs is not None, "a manifest is checked when it is read"
     model = model_drafter(graphs, schedule.drafter, bundle.manifest.model.vocab_size)

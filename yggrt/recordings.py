@@ -9,10 +9,12 @@ import msgspec
 
 from yggrt.bundle import Bundle
 from yggrt.core.passes import DraftGraphs, Graphs
+from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import Manifest
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.drafters.calibrate import Recording, held_out
 from yggrt.drafters.joined import joined_folds
+from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.loading import load_text, model_drafter
 from yggrt.prompts import parse_prompts
@@ -41,6 +43,8 @@ def bundle_folds(
     recordings = [
         Recording(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings
     ]
+    if isinstance(parameters, LookaheadParameters):
+        return [(LookaheadDrafter(), recordings)]
     if not isinstance(parameters, NgramParameters):
         assert draft is not None
         if draft.feature_size:

@@ -18,6 +18,7 @@ import torch
 from yggrt.core.objective import RATIO, Form, Objective
 from yggrt.core.passes import Graphs, prefill_chunks
 from yggrt.core.schema import Candidate, Golden, ModelDrafter, Schedule, TreeSpec
+from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.core.search import (
     PLAIN,
@@ -206,7 +207,7 @@ def find_schedule(
     graphs: Graphs,
     folds: Sequence[Fold],
     costs: Costs,
-    shipped: NgramParameters | ModelDrafter,
+    shipped: NgramParameters | ModelDrafter | LookaheadParameters,
     *,
     buckets: Sequence[int],
     trees: Sequence[TreeSpec] | None,
@@ -223,8 +224,10 @@ def find_schedule(
     whatever is measured. `buckets`: row counts that a tree may be pruned to.
     """
     search = _Search(graphs, folds, costs, limits, progress)
+    # What a window asks the verifier was not recorded: such trees are measured alone.
+    windows = [format_tree_spec(tree) for tree in trees or () if tree.policy == "lookahead"]
     if trees is not None:
-        search.replay_all(trees, share=1)
+        search.replay_all([tree for tree in trees if tree.policy != "lookahead"], share=1)
     else:
         search.replay_all(first_trees(buckets), share=4)
         best = [parse_tree_spec(tree) for tree in search.best(NUM_REFINED)]
@@ -240,8 +243,10 @@ def find_schedule(
             candidates = search.candidates()
     chosen = search.best(NUM_MEASURED)
     # Where there is no choice the numbers are for the record.
-    measure_s = limits.measure_s / (1 if trees is None else 4)
+    measure_s = limits.measure_s / (4 if trees is not None and len(trees) == 1 else 1)
+    chosen += windows
     runs = measure_trees(graphs, folds, chosen, costs, objective, eos_ids, measure_s, progress)
+    candidates += tuple(_measured_alone(tree, runs) for tree in windows if tree in runs)
     candidates = tuple(_with_measured(one, runs) for one in candidates)
     measured = [one for one in candidates if one.measured_tpot_ms is not None]
     winner = min(measured or candidates, key=lambda one: one.measured_tpot_ms or one.tpot_ms)
@@ -253,7 +258,7 @@ def find_schedule(
         drafter=shipped,
         ngram=ngram,
         rest_s=max(0.0, taken.host_s - costs.draft_s(tree)) if taken else costs.rest_s,
-        buckets=choose_buckets(search.replays[tree]) if tree in search.replays else (1,),
+        buckets=_buckets_of(tree, search, graphs.row_counts),
         candidates=tuple(sorted(shortlist, key=lambda one: one.measured_tpot_ms or one.tpot_ms)),
         objective=form if objective is not RATIO else "ratio",
         rate=objective.rate,
@@ -370,6 +375,23 @@ def measure_trees(
         for way, run in runs.items():
             total[way].add(run)
     return {way: run for way, run in total.items() if run.num_passes}
+
+
+def _measured_alone(tree: str, runs: dict[str, Run]) -> Candidate:
+    run = runs[tree]
+    return Candidate(
+        tree=tree,
+        mean_acceptance_length=run.tokens_per_pass,
+        tpot_ms=1000 * run.token_s,
+        speedup=runs[PLAIN].token_s / run.token_s,
+    )
+
+
+def _buckets_of(tree: str, search: _Search, row_counts: Sequence[int]) -> tuple[int, ...]:
+    if tree in search.replays:
+        return choose_buckets(search.replays[tree])
+    rows = parse_tree_spec(tree).verify
+    return tuple(sorted({1, min(count for count in row_counts if count >= rows)}))
 
 
 def _with_measured(candidate: Candidate, runs: dict[str, Run]) -> Candidate:

@@ -15,8 +15,8 @@ from yggrt.bundle import Bundle, WeightSource, write_bundle
 from yggrt.cache import Cache
 from yggrt.core.consistency import WEIGHTS_NAME
 from yggrt.core.objective import Form
-from yggrt.core.schema import FORMAT_VERSION, Manifest, TunedFor
-from yggrt.core.search import model_trees
+from yggrt.core.schema import FORMAT_VERSION, LookaheadDrafter, Manifest, TunedFor
+from yggrt.core.search import model_trees, window_trees
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.latency import LatencyTable
@@ -76,7 +76,11 @@ def tune_bundle(
     folds = bundle_folds(bundle, graphs, RECORD_S, progress, draft)
     eos_ids = manifest.model.eos_ids
     prompts = [one.prompt for _, recordings in folds for one in islice(recordings, 4)]
-    ngrams = NgramDrafter(DEFAULT_PARAMETERS) if draft is not None else folds[0][0]
+    ngrams = folds[0][0]
+    if not isinstance(ngrams, NgramDrafter):
+        ngrams = NgramDrafter(DEFAULT_PARAMETERS)
+    if isinstance(manifest.schedule.drafter, LookaheadDrafter) and trees is None:
+        trees = window_trees(rows)
     _, run = record_answers(graphs, ngrams, prompts, 16, eos_ids, budget_s=HOST_S)
     costs = measured_costs(table, run)
     if draft is not None:

@@ -84,7 +84,7 @@ def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
         ({"drafter": "self:none"}, "drafter is 'self:none', wanted self:LAYERS"),
         ({"drafter": "self:0"}, "drafter is 'self:0', wanted self:LAYERS"),
         ({"drafter_quant": "int8"}, "drafter_quant is 'int8', but ngram drafts"),
-        ({"drafter_sha256": "0" * 64}, "but ngram drafts, which is no model"),
+        ({"drafter_sha256": "0" * 64}, "but ngram drafts, no model"),
         ({"drafter": "org/small", "drafter_sha256": "abc"}, "drafter_sha256 is 'abc', wanted 64"),
         ({"drafter": "self", "drafter_widths": [4, 8]}, r"drafter_widths is \[4, 8\]"),
         ({"drafter": "self", "drafter_widths": [1]}, "at least two ascending numbers"),

@@ -21,14 +21,16 @@ from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
 from yggc.stages.profile import Profile
+from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import ModelDrafter, Record, Schedule
 from yggrt.core.schema import NgramDrafter as NgramParameters
-from yggrt.core.search import model_trees
+from yggrt.core.search import model_trees, window_trees
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.calibrate import Recording, calibrate_ngram, held_out
 from yggrt.drafters.calibrate_eagle import calibrate_eagle
 from yggrt.drafters.calibrate_lm import calibrate_lm
 from yggrt.drafters.joined import joined_folds
+from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.latency import LatencyTable
 from yggrt.loading import model_drafter
@@ -75,6 +77,7 @@ def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profil
         config.calibration_tokens,
         config.objective,
         config.joins_ngram,
+        config.drafter == "lookahead",
     ]
 
 
@@ -99,9 +102,13 @@ def run(
     costs = measured_costs(table, run)
     given = None if config.tree == "auto" else [parse_tree_spec(config.tree)]
     folds: Sequence[Fold]
-    shipped: NgramParameters | ModelDrafter
+    shipped: NgramParameters | ModelDrafter | LookaheadParameters
     ngram: NgramParameters | None = None
-    if bound.draft is None:
+    if config.drafter == "lookahead":
+        shipped = LookaheadParameters()
+        folds = [(LookaheadDrafter(), recordings)]
+        given = window_trees(config.buckets) if given is None else given
+    elif bound.draft is None:
         shipped = calibrate_ngram(recordings)
         folds = held_out(shipped, recordings)
     else:

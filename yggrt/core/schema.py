@@ -261,13 +261,17 @@ class EagleDrafter(Record, frozen=True, tag="eagle", tag_field="kind"):
             raise ValueError(f"coverage is {self.coverage}, wanted numbers in 0..1")
 
 
+class LookaheadDrafter(Record, frozen=True, tag="lookahead", tag_field="kind"):
+    """n-grams of the verifier's guesses at several positions at once: nothing is stored."""
+
+
 ModelDrafter = LmDrafter | EagleDrafter
 
 
 class TreeSpec(Record, frozen=True):
     """How a draft is shaped; `yggrt.core.spec` reads and writes its one-line form."""
 
-    policy: Literal["plain", "egt", "sequence", "static"]
+    policy: Literal["plain", "egt", "sequence", "static", "lookahead"]
     width: int = 1
     depth: int = 0
     children: int = 1
@@ -305,7 +309,7 @@ class Schedule(Record, frozen=True):
     """
 
     tree: str
-    drafter: NgramDrafter | LmDrafter | EagleDrafter
+    drafter: NgramDrafter | LmDrafter | EagleDrafter | LookaheadDrafter
     rest_s: float
     buckets: tuple[int, ...]
     candidates: tuple[Candidate, ...]

@@ -15,6 +15,8 @@ from yggrt.core.schema import Candidate, TreeSpec
 PLAIN = "plain"
 WIDTHS = (1, 2, 4, 8)
 DEPTHS = (1, 2, 4, 6, 8)
+# Columns, n-gram length and guesses of Lookahead's windows.
+WINDOWS = ((4, 3, 3), (8, 4, 8), (15, 5, 15))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,17 @@ def model_trees(widths: Sequence[int], buckets: Sequence[int], max_depth: int) -
                 chain = TreeSpec(policy="sequence", depth=depth, verify=rows)
                 trees.append(chain if width == 1 else egt)
     return trees
+
+
+def window_trees(buckets: Sequence[int]) -> list[TreeSpec]:
+    """Plain decoding, and Lookahead's windows of several sizes that fit the largest bucket."""
+    windows = [
+        TreeSpec(policy="lookahead", width=width, depth=ngram - 1, children=guesses, verify=rows)
+        for width, ngram, guesses in WINDOWS
+        for rows in [1 + (ngram - 1) * (width + guesses)]
+        if rows <= buckets[-1]
+    ]
+    return [TreeSpec(policy="plain"), *windows]
 
 
 def refined_trees(best: Iterable[TreeSpec], buckets: Sequence[int]) -> list[TreeSpec]:

@@ -15,6 +15,7 @@ EXAMPLES = (
     "egt:width=4,depth=4,children=8,verify=16,frontier=global",
     "sequence:depth=8",
     "static:parents=0/0/1/1/2/2",
+    "lookahead:window=8,ngram=4,guesses=8",
 )
 FRONTIERS: dict[str, Literal["global", "level"]] = {"global": "global", "level": "level"}
 KEYS = {
@@ -22,6 +23,7 @@ KEYS = {
     "egt": ("width", "depth", "children", "verify", "frontier"),
     "sequence": ("depth", "verify"),
     "static": ("parents", "verify"),
+    "lookahead": ("window", "ngram", "guesses"),
 }
 
 
@@ -30,7 +32,8 @@ def parse_tree_spec(text: str) -> TreeSpec:
 
     egt needs width and depth (children 2 * width, verify width * depth + 1, frontier global unless
     given); sequence needs depth and static parents, and both verify all their nodes unless told
-    otherwise.
+    otherwise. lookahead needs window, ngram and guesses and verifies 1 + (ngram - 1) * (window +
+    guesses) rows.
     """
     policy, _, rest = text.strip().partition(":")
     if policy not in KEYS:
@@ -50,6 +53,8 @@ def parse_tree_spec(text: str) -> TreeSpec:
         return TreeSpec(policy="plain")
     if policy == "static":
         return _static(text, values)
+    if policy == "lookahead":
+        return _lookahead(text, values)
     depth = _size(text, values, "depth", None)
     if policy == "sequence":
         return TreeSpec(
@@ -80,6 +85,8 @@ def format_tree_spec(spec: TreeSpec) -> str:
             f"egt:width={spec.width},depth={spec.depth},children={spec.children},"
             f"verify={spec.verify},frontier={spec.frontier}"
         )
+    if spec.policy == "lookahead":
+        return f"lookahead:window={spec.width},ngram={spec.depth + 1},guesses={spec.children}"
     if spec.policy == "sequence":
         head, full = f"sequence:depth={spec.depth}", spec.depth + 1
     else:
@@ -92,7 +99,7 @@ def format_tree_spec(spec: TreeSpec) -> str:
 
 def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
     """Nodes whose children each step of growing such a tree asks for, at most; the root first."""
-    if spec.policy == "plain":
+    if spec.policy in ("plain", "lookahead"):
         return ()
     if spec.policy == "sequence":
         return (1,) * spec.depth
@@ -103,6 +110,16 @@ def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
         depths.append(depths[parent] + 1)
     inner = Counter(depths[node] for node in set(spec.parents))
     return tuple(inner[depth] for depth in range(spec.depth))
+
+
+def _lookahead(text: str, values: dict[str, str]) -> TreeSpec:
+    width = _size(text, values, "window", None)
+    levels = _size(text, values, "ngram", None, least=2) - 1
+    guesses = _size(text, values, "guesses", None)
+    rows = 1 + levels * (width + guesses)
+    if rows > MAX_SIZE:
+        raise _bad(text, f"{rows} rows, at most {MAX_SIZE}")
+    return TreeSpec(policy="lookahead", width=width, depth=levels, children=guesses, verify=rows)
 
 
 def _static(text: str, values: dict[str, str]) -> TreeSpec:

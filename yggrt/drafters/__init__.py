@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from yggrt.core.tree import TokenTree
+
 # A token, and the probability that the verifier accepts it given that it accepted the parent.
 Candidate = tuple[int, float]
 UNLIMITED = sys.maxsize
@@ -73,6 +75,10 @@ class Drafter(Protocol):
         differ, and their probabilities add up to at most 1. Leaves the context as it is.
         """
         ...
+
+    def learn(self, tree: TokenTree, answers: Sequence[int]) -> None:
+        """Tells the verifier's most likely token after each row of a pass that it has run."""
+        return
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Appends emitted tokens to the context; ends the tree."""

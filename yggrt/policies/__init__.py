@@ -12,7 +12,7 @@ from typing import TypeAlias
 from yggrt.core.schema import TreeSpec
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
-from yggrt.policies import egt, plain, sequence, static
+from yggrt.policies import egt, lookahead, plain, sequence, static
 
 Policy: TypeAlias = Callable[[int, TreeSpec, Drafter, float], TokenTree]
 
@@ -24,5 +24,6 @@ def policy_for(spec: TreeSpec) -> Policy:
         "egt": egt.grow,
         "sequence": sequence.grow,
         "static": static.grow,
+        "lookahead": lookahead.grow,
     }
     return policies[spec.policy]
