@@ -16,10 +16,12 @@ HEAD_TYPES = ("I64",)
 
 
 def is_head(config: Any) -> bool:
-    """Whether a `config.json` is that of a head, which drafts for a verifier and is no model of
-    its own.
+    """Whether a `config.json` says that it is of a head, which drafts for a verifier and is no
+    model of its own; that of the EAGLE repository does not say so.
     """
-    return isinstance(config, dict) and config.get("model_type") == HEAD
+    if not isinstance(config, dict):
+        return False
+    return config.get("model_type") == HEAD or "speculators_model_type" in config
 
 
 def is_head_folder(folder: Path) -> bool:

@@ -7,20 +7,16 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import bundles
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from yggc.errors import SourceError
-from yggc.models.checkpoint import open_checkpoint, open_drafter
 from yggc.models.eagle import EagleConfig, EagleForCausalLM
-from yggc.models.source import resolve_source
-from yggc.workdir import WorkDir
 from yggrt.bundle import Bundle
 from yggrt.core.schema import EagleDrafter as Parameters
 from yggrt.core.spec import parse_tree_spec
@@ -230,57 +226,3 @@ def test_acceptance_is_the_agreement_with_the_same_roots(
             assert step.num_accepted == agrees
             checked += 1
     assert checked > 200
-
-
-# --- heads that do not fit ----------------------------------------------------------------------
-
-
-def spoil(**changes: Any) -> Callable[[dict[str, Any], dict[str, torch.Tensor]], None]:
-    def change(config: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
-        for key, value in changes.items():
-            if key in config:
-                config[key] = value
-            elif value is None:
-                del state[key.replace("__", ".")]
-            else:
-                state[key.replace("__", ".")] = value
-
-    return change
-
-
-BAD = {
-    "missing": (spoil(fc__weight=None), "first 'fc.weight'"),
-    "transposed": (
-        spoil(fc__weight=torch.zeros(128, 64)),
-        r"'fc.weight' has shape \[128, 64\], the configuration wants \[64, 128\]",
-    ),
-    "foreign": (spoil(midlayer__q=torch.zeros(2)), "'midlayer.q' is not part of an EAGLE head"),
-    "hidden": (spoil(hidden_size=32), "for a verifier with hidden_size 32, this one has 64"),
-    "vocabulary": (spoil(vocab_size=500), "for a verifier with vocab_size 500, this one has 400"),
-    "map": (spoil(draft_ids=torch.arange(17, 401)), "has the id 400, wanted 384 in 0..399"),
-    "twice": (spoil(draft_ids=torch.zeros(384, dtype=torch.int64)), "1 different ids"),
-    "no map": (spoil(draft_ids=None), "gives 384 of 400 logits and has no tensor 'draft_ids'"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_head_that_does_not_fit_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    change, wanted = BAD[case]
-    folder = bundles.random_head()
-    config = json.loads((folder / "config.json").read_bytes())
-    state = load_file(folder / "model.safetensors")
-    change(config, state)
-    bad = tmp_path / "head"
-    bad.mkdir()
-    (bad / "config.json").write_text(json.dumps(config))
-    save_file(state, bad / "model.safetensors")
-    work = WorkDir(tmp_path / "work")
-    verifier = open_checkpoint(resolve_source(str(bundles.tiny_model()), work))
-    with pytest.raises(SourceError, match=wanted):
-        open_drafter(resolve_source(str(bad), work), verifier)
-
-
-def test_a_head_is_no_verifier(tmp_path: Path) -> None:
-    source = resolve_source(str(bundles.random_head()), WorkDir(tmp_path))
-    with pytest.raises(SourceError, match="is a head that drafts for a verifier"):
-        open_checkpoint(source)

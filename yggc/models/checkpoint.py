@@ -250,11 +250,10 @@ def stored_dtype(tensors: Iterable[shards.StoredTensor]) -> StoredDtype:
 
 def open_drafter(source: ResolvedSource, verifier: Checkpoint) -> Checkpoint:
     """As `open_checkpoint`, of a model that drafts, which may be a head over the verifier."""
-    if not source.is_gguf and is_head(check_config(source.path)):
-        from yggc.models.head import HeadCheckpoint
+    from yggc.models.head import HeadCheckpoint, layout_of
 
-        return HeadCheckpoint(source, verifier)
-    return open_checkpoint(source)
+    layout = None if source.is_gguf else layout_of(source.path)
+    return open_checkpoint(source) if layout is None else HeadCheckpoint(source, verifier, layout)
 
 
 def open_checkpoint(source: ResolvedSource) -> Checkpoint:

@@ -1,9 +1,9 @@
 """Reads a trained head: a directory with what was trained, over the verifier that the rest belongs
 to.
 
-The directory has `config.json` (EagleConfig) and safetensors with `fc.weight`,
-`model.layers.0.*` and, if the head gives the logits of chosen ids alone, `draft_ids` int64. The
-embedding and the output head are the verifier's.
+This project's own layout (others: yggc.models.head_layouts) is `config.json` (EagleConfig) and
+safetensors with `fc.weight`, `model.layers.0.*` and, if the head gives the logits of chosen ids
+alone, `draft_ids` int64. The embedding and the output head are the verifier's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from yggc.models.checkpoint import (
     StoredDtype,
     check_state,
     empty_model,
-    read_config,
+    one_line,
     stored_dtype,
     wanted_state,
 )
-from yggc.models.eagle import EagleConfig
+from yggc.models.head_layouts import Layout, find_layout
 from yggc.models.matrices import tied_names
-from yggc.models.source import ResolvedSource
+from yggc.models.source import ResolvedSource, check_config
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
@@ -45,12 +45,22 @@ class HeadCheckpoint(Checkpoint):
     map of ids that does not fit.
     """
 
-    def __init__(self, source: ResolvedSource, verifier: Checkpoint) -> None:
-        config = read_config(source.path)
-        assert isinstance(config, EagleConfig), "the caller has looked"
+    def __init__(self, source: ResolvedSource, verifier: Checkpoint, layout: Layout) -> None:
+        stored = shards.read_headers(shards.find_shards(source.path), HEAD_TYPES)
+        try:
+            config = layout.config(check_config(source.path), stored)
+        except SourceError:
+            raise
+        except Exception as error:  # the configuration class checks in its own way
+            raise SourceError(
+                f"{source.path / 'config.json'}: is no configuration of a head: {one_line(error)}",
+                "correct the value, or fetch the file again",
+            ) from error
         super().__init__(source, config)
         self._verifier = verifier
-        self._stored = shards.read_headers(shards.find_shards(source.path), HEAD_TYPES)
+        # Name in EagleForCausalLM -> name in the file.
+        self._keys = {new: name for name in stored if (new := layout.rename(name))}
+        self._stored = {new: stored[name] for new, name in self._keys.items()}
         self._files: dict[Path, Any] = {}
         self._check_sizes()
         self.draft_ids = self._read_draft_ids()
@@ -124,7 +134,7 @@ class HeadCheckpoint(Checkpoint):
         file = self._stored[key].file
         if file not in self._files:
             self._files[file] = safe_open(file, framework="pt", device="cpu")
-        tensor: torch.Tensor = self._files[file].get_tensor(key)
+        tensor: torch.Tensor = self._files[file].get_tensor(self._keys[key])
         return tensor
 
     def release(self) -> None:
@@ -143,6 +153,12 @@ class HeadCheckpoint(Checkpoint):
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         return self._verifier.tokenizer
+
+
+def layout_of(folder: Path) -> Layout | None:
+    """The layout of a directory with a head, None if it holds a model of its own."""
+    names = shards.read_headers(shards.find_shards(folder), HEAD_TYPES)
+    return find_layout(folder, check_config(folder), names)
 
 
 def weight_name(config: PreTrainedConfig, which: str) -> str:
