@@ -38,8 +38,9 @@ def _shipped() -> Iterator[tuple[Path, str]]:
     root = Path(str(files("ygg_artifacts"))) / "drafters"
     for folder in sorted(root.glob("*/")):
         verifier = (_config(folder) or {}).get("verifier")
-        if isinstance(verifier, dict):
-            yield folder, str(verifier.get("sha256", ""))
+        hashes = verifier.get("files") if isinstance(verifier, dict) else None
+        if isinstance(hashes, dict):
+            yield from ((folder, str(sha256)) for sha256 in hashes.values())
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

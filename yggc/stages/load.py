@@ -11,7 +11,7 @@ import msgspec
 
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.context import Context
-from yggc.heads import heads_for
+from yggc.heads import heads_for, is_head
 from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
 from yggc.models.drafter import (
     check_same_tokens,
@@ -53,10 +53,13 @@ class Loaded(Record, frozen=True):
 
 # Where a model lay and who saved it: two copies of one model must share their graphs.
 _NOT_THE_MODEL = {"_name_or_path", "_model_name_or_path", "transformers_version"}
+# What a head says of its verifier and of its file.
+_NOT_THE_HEAD = {"verifier", "dtype", "architectures", "initializer_range"}
 
 
 def _shape_of(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in _NOT_THE_MODEL}
+    without = _NOT_THE_MODEL | (_NOT_THE_HEAD if is_head(config) else set())
+    return {key: value for key, value in config.items() if key not in without}
 
 
 def key(context: Context) -> Any:
