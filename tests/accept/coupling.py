@@ -27,7 +27,7 @@ from sampling import prompts_of
 
 from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
-from yggrt.core.passes import PassOutput
+from yggrt.core.passes import DraftOutput, PassOutput
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
 from yggrt.drafters.lm import LmDrafter
@@ -50,9 +50,9 @@ class Moved:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._graphs, name)
 
-    def draft(self, cache: Any, tokens: Any, paths: Any, length: int) -> torch.Tensor:
-        logits = self._graphs.draft(cache, tokens, paths, length)
-        return self._moved(logits, (tuple(tokens), length))
+    def draft(self, cache: Any, tokens: Any, paths: Any, length: int) -> DraftOutput:
+        out = self._graphs.draft(cache, tokens, paths, length)
+        return out._replace(logits=self._moved(out.logits, (tuple(tokens), length)))
 
     def prefill(self, cache: Any, tokens: Any, length: int) -> PassOutput:
         out = self._graphs.prefill(cache, tokens, length)
