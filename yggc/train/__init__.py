@@ -1,0 +1,1 @@
+"""Training of drafters: text that the verifier writes, and heads that learn from it."""
