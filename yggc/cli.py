@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggc.train_cli import train
 from yggrt import __version__
 from yggrt.terminal import (
     INTERRUPTED,
@@ -42,6 +43,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(train)
 
 Recipe = Annotated[
     Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")

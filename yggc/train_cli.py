@@ -1,0 +1,23 @@
+"""`yggc train`: what a trained drafter is made with."""
+
+from __future__ import annotations
+
+import typer
+
+from yggc.train_eagle_cli import eagle
+from yggrt.terminal import ReportingGroup
+
+train = typer.Typer(
+    name="train",
+    cls=ReportingGroup,
+    help="Trains drafters: writes the text that they learn from.",
+    no_args_is_help=True,
+)
+
+
+@train.callback()
+def _train() -> None:
+    pass
+
+
+train.command()(eagle)
