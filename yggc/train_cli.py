@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from yggc.train_data_cli import data
+from yggc.train_eagle_cli import eagle
 from yggrt.terminal import ReportingGroup
 
 train = typer.Typer(
@@ -21,3 +22,4 @@ def _train() -> None:
 
 
 train.command()(data)
+train.command()(eagle)

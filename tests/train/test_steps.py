@@ -1,0 +1,133 @@
+"""The head's steps on its own features, against a loop that drafts as decoding does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from yggc.models.eagle import EagleConfig, EagleForCausalLM, head_config
+from yggc.train.batches import collate
+from yggc.train.eagle import Batch, LossWeights, SoftCrossEntropy, losses, mean_rows, unroll
+from yggc.train.features import StoredFeatures
+from yggc.train.texts import Row
+
+VOCAB, HIDDEN, STEPS = 50, 24, 4
+
+
+def row(num_prompt: int, num: int, seed: int) -> Row:
+    ids = np.random.default_rng(seed).integers(0, VOCAB, num).astype(np.int32)
+    return Row(ids, num_prompt, bytes([seed]))
+
+
+ROWS = (row(3, 9, 1), row(7, 10, 2), row(1, 8, 3))
+
+
+@pytest.fixture(scope="module")
+def head() -> EagleForCausalLM:
+    """A random head whose logits are its features, so that `forward` shows them."""
+    verifier = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=40,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+    torch.manual_seed(0)
+    config = EagleConfig(**{**head_config(verifier, HIDDEN).to_dict(), "initializer_range": 0.3})
+    model = EagleForCausalLM(config).float().eval()
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.eye(HIDDEN))
+    return model
+
+
+@pytest.fixture(scope="module")
+def features() -> dict[bytes, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        one.digest: torch.randn(len(one.ids), HIDDEN, generator=generator).bfloat16()
+        for one in ROWS
+    }
+
+
+@pytest.fixture(scope="module")
+def batch(features: dict[bytes, torch.Tensor]) -> Batch:
+    made = collate(ROWS, StoredFeatures(features), torch.device("cpu"))
+    return made.with_given(made.given.float())
+
+
+@torch.no_grad()
+def drafted(head: EagleForCausalLM, ids: torch.Tensor, true: torch.Tensor, root: int) -> list:
+    """Features of tokens root, root + 1, ...: the first from the verifier's, the others from the
+    head's own; every step runs the whole context again.
+    """
+    given = torch.cat([torch.zeros(1, HIDDEN), true[:root]])
+    found = []
+    for step in range(STEPS):
+        if root + step >= len(ids) - 1:
+            break
+        out = head(ids[None, : root + step + 1], given[None]).logits[0]
+        found.append(out[-1])
+        given = torch.cat([given, out[-1:]])
+    return found
+
+
+def test_steps_see_what_drafting_sees(
+    head: EagleForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
+) -> None:
+    with torch.no_grad():
+        steps = unroll(head, batch, head.model.embed_tokens(batch.ids), STEPS)
+    compared = 0
+    for index, one in enumerate(ROWS):
+        ids, true = torch.from_numpy(one.ids).long(), features[one.digest].float()
+        for root in range(one.num_prompt - 1, len(ids) - 1):
+            for step, wanted in enumerate(drafted(head, ids, true, root)):
+                query = root + step - (one.num_prompt - 1)
+                assert batch.valid_at(step)[index, query]
+                torch.testing.assert_close(steps[step][index, query], wanted, rtol=1e-4, atol=1e-4)
+                compared += 1
+    assert compared == sum(int(batch.valid_at(step).sum()) for step in range(STEPS))
+
+
+def test_detached_steps_have_the_same_values_and_other_gradients(
+    head: EagleForCausalLM, batch: Batch
+) -> None:
+    embeddings = head.model.embed_tokens(batch.ids).detach()
+    kept, cut = (unroll(head, batch, embeddings, 2, detach=detach) for detach in (False, True))
+    torch.testing.assert_close(kept[1], cut[1])
+    gradients = [torch.autograd.grad(steps[1].sum(), head.fc.weight)[0] for steps in (kept, cut)]
+    assert not torch.allclose(*gradients)
+
+
+def test_cross_entropy_is_torchs(batch: Batch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    matrix = torch.randn(30, HIDDEN, generator=generator)
+    true = torch.randn(700, HIDDEN, generator=generator)
+    found = torch.randn(700, HIDDEN, generator=generator, requires_grad=True)
+    ours = SoftCrossEntropy.apply(found, matrix, mean_rows(true, matrix, 0.7))
+    target = torch.softmax(true @ matrix.T / 0.7, -1)
+    wanted = torch.nn.functional.cross_entropy(found @ matrix.T, target, reduction="none")
+    torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-4)
+    scale = torch.randn(700, generator=generator)
+    gradients = [torch.autograd.grad((one * scale).sum(), found)[0] for one in (ours, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_changes_no_loss(
+    head: EagleForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
+) -> None:
+    matrix = torch.randn(30, HIDDEN, generator=torch.Generator().manual_seed(3))
+
+    def parts(made: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        made = made.with_given(made.given.float())
+        steps = unroll(head, made, head.model.embed_tokens(made.ids), 1)
+        found = losses(steps, made, matrix, LossWeights())
+        return found.token[0] * made.valid.sum(), made.valid.sum()
+
+    together, _ = parts(batch)
+    alone = sum(
+        parts(collate([one], StoredFeatures(features), torch.device("cpu")))[0] for one in ROWS
+    )
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,70 @@
+"""The order of the training rows, and rows made into batches.
+
+The order depends on the seed and the epoch alone, so a run that goes on after an interruption sees
+what it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from yggc.train.eagle import Batch
+from yggc.train.features import Features
+from yggc.train.texts import Row
+
+# Rows of similar length share a batch; they are sorted within pools of so many batches.
+POOL_BATCHES = 64
+
+
+def epoch_batches(
+    rows: Sequence[Row], batch_tokens: int, seed: int, epoch: int
+) -> list[list[Row]]:
+    """Every row once, in batches of at most `batch_tokens` padded response tokens (one row at
+    least).
+    """
+    order = np.random.default_rng((seed, epoch)).permutation(len(rows))
+    mean = sum(row.num_response for row in rows) / len(rows)
+    pool_rows = max(1, int(POOL_BATCHES * batch_tokens / mean))
+    batches: list[list[Row]] = []
+    for start in range(0, len(order), pool_rows):
+        pool = [rows[index] for index in order[start : start + pool_rows]]
+        batches += pack(sorted(pool, key=lambda row: row.num_response), batch_tokens)
+    shuffled = np.random.default_rng((seed, epoch, 1)).permutation(len(batches))
+    return [batches[index] for index in shuffled]
+
+
+def pack(rows: Sequence[Row], batch_tokens: int) -> list[list[Row]]:
+    """Rows in the given order, shorter responses first, cut into batches."""
+    batches: list[list[Row]] = []
+    for row in rows:
+        if not batches or (len(batches[-1]) + 1) * row.num_response > batch_tokens:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def collate(rows: Sequence[Row], features: Features, device: torch.device) -> Batch:
+    """The batch of these rows, on `device`."""
+    found = features.get(rows)
+    hidden = found[0].shape[1]
+    before = max(row.num_prompt for row in rows) - 1
+    num = max(row.num_response for row in rows)
+    size, width = len(rows), before + num
+    ids = torch.zeros(size, width + 1, dtype=torch.int64)
+    stored = torch.zeros(size, width + 1, hidden, dtype=torch.bfloat16)
+    given = torch.zeros(size, width, hidden, dtype=torch.bfloat16)
+    valid = torch.zeros(size, num, dtype=torch.bool)
+    positions = torch.arange(width).repeat(size, 1)
+    for index, (row, own) in enumerate(zip(rows, found, strict=True)):
+        start = before + 1 - row.num_prompt
+        end = start + len(row.ids)
+        ids[index, start:end] = torch.from_numpy(row.ids)
+        stored[index, start:end] = own
+        given[index, start + 1 : min(end, width)] = own[: min(end, width) - start - 1]
+        valid[index, : row.num_response] = True
+        positions[index] -= start
+    parts = (ids[:, :-1], ids[:, -num:], positions, stored[:, :-1], given, valid)
+    return Batch(*(part.to(device) for part in parts))

@@ -1,0 +1,272 @@
+"""What an EAGLE head learns: losses over several steps in which it is fed its own features.
+
+Li et al., arXiv 2401.15077, section 4, for the two losses: SmoothL1 between the head's feature
+and the verifier's, cross entropy against the verifier's own distribution. Zhang et al., "Learning
+Harmonized Representations for Speculative Sampling" (arXiv 2408.15766), section 3.2, for the
+steps: step j is given the features that step j - 1 made, and attends as it will when drafting, to
+rows with the verifier's features up to where the draft begins and to the draft's own rows behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from yggc.models.eagle import EagleForCausalLM
+
+# Rows whose logits are in memory at once.
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows of text, their prompts ending in the same column.
+
+    Columns 0 .. C-1 are the tokens but the last. The last R columns are the queries: column
+    C - R is the prompt's last token, which predicts the response's first. Padding stands before a
+    prompt and behind a response.
+
+    ids: int64 [B, C]; next_ids: int64 [B, R], the token behind each query's
+    positions: int64 [B, C], negative before the prompt
+    features: [B, C, hidden] of each token; given: [B, C, hidden] of the token before, zero for
+    token 0
+    valid: bool [B, R], queries with a token behind them
+    """
+
+    ids: torch.Tensor
+    next_ids: torch.Tensor
+    positions: torch.Tensor
+    features: torch.Tensor
+    given: torch.Tensor
+    valid: torch.Tensor
+
+    @property
+    def num_queries(self) -> int:
+        return self.valid.shape[1]
+
+    @property
+    def first_query(self) -> int:
+        return self.ids.shape[1] - self.num_queries
+
+    def with_given(self, given: torch.Tensor) -> Batch:
+        return replace(self, given=given)
+
+    def valid_at(self, step: int) -> torch.Tensor:
+        """Queries [B, R] that a draft can reach in `step`: it begins at a query."""
+        reached = self.valid.clone()
+        reached[:, :step] = False
+        return reached
+
+
+def unroll(
+    model: EagleForCausalLM,
+    batch: Batch,
+    embeddings: torch.Tensor,
+    num_steps: int,
+    *,
+    detach: bool = False,
+) -> list[torch.Tensor]:
+    """The head's features [B, R, hidden] (float32) of the queries in each step.
+
+    embeddings: [B, C, hidden], as `fc` expects them. The features of step j are meaningful where
+    `batch.valid_at(j)`. detach: no gradient goes from a step into the one before through the
+    features.
+    """
+    first, num = batch.first_query, batch.num_queries
+    steps: list[torch.Tensor] = []
+    attention = _StepAttention(model, batch)
+    for step in range(num_steps):
+        if step == 0:
+            joined = model.join(embeddings, batch.given)
+        else:
+            # The row of a token is given the feature of the token before it.
+            before = functional.pad(steps[-1][:, :-1], (0, 0, 1, 0))
+            before = before.detach() if detach else before
+            joined = model.join(embeddings[:, first:], before)
+        layer = model.model.layers[0]
+        normed = layer.input_layernorm(joined)
+        rows = joined[:, -num:].float()
+        hidden = rows + attention.run(normed, step)
+        steps.append(hidden + layer.mlp(layer.post_attention_layernorm(hidden)).float())
+    return steps
+
+
+class _StepAttention:
+    """Attention of the queries in one step, with keys of the steps before.
+
+    In step j a query at p sees step 0's rows up to p - j, and for i = 1 .. j the row of step i at
+    p - j + i: the draft that began at p - j.
+    """
+
+    def __init__(self, model: EagleForCausalLM, batch: Batch) -> None:
+        self._attention = model.model.layers[0].self_attn
+        self._rotary = model.model.rotary_emb
+        self._batch = batch
+        self._num_heads = model.config.num_attention_heads
+        self._num_kv = model.config.num_key_value_heads
+        self._head_dim = model.config.head_dim
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def run(self, normed: torch.Tensor, step: int) -> torch.Tensor:
+        """`normed`: [B, C, hidden] in step 0, then [B, R, hidden]; returns [B, R, hidden]."""
+        batch, num = self._batch, self._batch.num_queries
+        size = len(normed)
+        positions = batch.positions[:, -normed.shape[1] :].clamp(min=0)
+        cos, sin = self._rotary(normed, positions)
+        queries = self._split(self._attention.q_proj(normed[:, -num:]), self._num_heads)
+        keys = self._split(self._attention.k_proj(normed), self._num_kv)
+        values = self._split(self._attention.v_proj(normed), self._num_kv)
+        queries = _rotate(queries, cos[:, -num:], sin[:, -num:])
+        self._keys.append(_rotate(keys, cos, sin))
+        self._values.append(values)
+        # Heads that share keys are rows of one product: [B, kv, groups * R, head_dim].
+        queries = (queries * self._head_dim**-0.5).reshape(size, self._num_kv, -1, self._head_dim)
+        scores = queries @ self._keys[0].transpose(-1, -2)
+        grouped = scores.view(size, self._num_kv, -1, num, scores.shape[-1])
+        parts = [grouped + self._mask(step, scores.dtype)]
+        by_group = queries.view(size, self._num_kv, -1, num, self._head_dim)
+        drafted = [
+            (_delay(self._keys[i], step - i)[:, :, None], _delay(self._values[i], step - i))
+            for i in range(1, step + 1)
+        ]
+        parts += [(by_group * key).sum(-1, keepdim=True) for key, _ in drafted]
+        weights = torch.cat(parts, -1).softmax(-1)
+        num_seen = scores.shape[-1]
+        out = weights[..., :num_seen].reshape(scores.shape) @ self._values[0]
+        out = out.view(by_group.shape)
+        for i, (_, value) in enumerate(drafted):
+            out = out + weights[..., num_seen + i, None] * value[:, :, None]
+        heads = out.reshape(size, self._num_heads, num, self._head_dim)
+        projected: torch.Tensor = self._attention.o_proj(heads.transpose(1, 2).flatten(2))
+        return projected.float()
+
+    def _split(self, rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+        return rows.view(*rows.shape[:2], num_heads, self._head_dim).transpose(1, 2)
+
+    def _mask(self, step: int, dtype: torch.dtype) -> torch.Tensor:
+        """[B, 1, 1, R, C], added to scores."""
+        positions = self._batch.positions
+        num = self._batch.num_queries
+        seen = (positions[:, None] >= 0) & (positions[:, None] <= positions[:, -num:, None] - step)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device)
+        # A query of padding sees nothing; a finite number keeps its softmax defined.
+        return mask.masked_fill_(~seen, -1e30)[:, None, None]
+
+
+def _rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rotated: torch.Tensor = apply_rotary_pos_emb(rows, rows, cos, sin)[0]
+    return rotated
+
+
+def _delay(rows: torch.Tensor, num: int) -> torch.Tensor:
+    """Rows [B, heads, R, dim] of `num` tokens before."""
+    return functional.pad(rows[:, :, : rows.shape[2] - num], (0, 0, num, 0))
+
+
+@torch.no_grad()
+def mean_rows(
+    features: torch.Tensor, head: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """The rows of `head` [V, hidden] in the mean over softmax(features head^T / temperature):
+    [N, hidden], for `features` [N, hidden].
+
+    Cross entropy against that distribution needs nothing else of it.
+    """
+    return torch.cat(
+        [
+            _soft_mean((chunk / temperature).to(head.dtype), head)[0]
+            for chunk in features.split(CHUNK_ROWS)
+        ]
+    )
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """`apply(features [N, hidden], head [V, hidden], mean_rows [N, hidden])` -> float32 [N]: the
+    cross entropy of softmax(features head^T) against the distribution with these mean rows.
+
+    The target's part, sum_v t_v z_v, is features . mean_rows, so its logits are never needed; the
+    gradient, the difference of two mean rows, is made along with the loss.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: torch.Tensor, head: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        losses, gradients = [], []
+        for chunk, wanted in zip(
+            features.split(CHUNK_ROWS), target.split(CHUNK_ROWS), strict=True
+        ):
+            mean, log_sum = _soft_mean(chunk.to(head.dtype), head)
+            gradients.append(mean - wanted)
+            losses.append(log_sum - (chunk.float() * wanted).sum(-1))
+        ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (by_feature,) = ctx.saved_tensors
+        return by_feature * gradient[:, None], None, None
+
+
+def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(rows head^T) head and the softmax's log sum, float32 [N, hidden] and [N]."""
+    logits = rows @ head.T
+    top = logits.amax(-1, keepdim=True)
+    weights = logits.sub_(top).exp_()
+    # In bfloat16, rounded once: another result type would copy all weights first.
+    total = weights.sum(-1).float()
+    mean = (weights @ head).float() / total[:, None]
+    return mean, total.log() + top[:, 0].float()
+
+
+@dataclass(frozen=True, slots=True)
+class LossWeights:
+    """feature, token: of the two losses. decay: of each step relative to the one before.
+    temperature: of the verifier's distribution.
+    """
+
+    feature: float = 1.0
+    token: float = 1.0
+    decay: float = 0.8
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """`total` is what is minimised; the parts [num_steps] are means over a step's queries."""
+
+    total: torch.Tensor
+    feature: torch.Tensor
+    token: torch.Tensor
+
+
+def losses(
+    steps: list[torch.Tensor], batch: Batch, head: torch.Tensor, weights: LossWeights
+) -> Losses:
+    """The losses of `unroll`'s features. head: [draft_vocab, hidden], in the dtype to compute
+    in.
+    """
+    num = batch.num_queries
+    wanted = batch.features[:, -num:]
+    valid = batch.valid
+    flat = wanted[valid]
+    target = mean_rows(flat, head, weights.temperature)
+    total = torch.zeros((), device=flat.device)
+    parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for step, found in enumerate(steps):
+        reached = batch.valid_at(step)
+        chosen = reached[valid]
+        rows = found[reached]
+        if not len(rows):
+            break
+        feature = functional.smooth_l1_loss(rows, flat[chosen].float())
+        token = SoftCrossEntropy.apply(rows, head, target[chosen]).mean()
+        total = total + weights.decay**step * (weights.feature * feature + weights.token * token)
+        parts[0].append(feature.detach())
+        parts[1].append(token.detach())
+    return Losses(total, torch.stack(parts[0]), torch.stack(parts[1]))

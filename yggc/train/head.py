@@ -1,0 +1,118 @@
+"""A trained head as a folder: its configuration, its own weights, the ids it drafts.
+
+`model.safetensors` holds `fc` and the decoder layer under the names of `EagleForCausalLM` in
+bfloat16, and `draft_ids` (int64, ascending): logit i of the head is that of token draft_ids[i].
+The embedding and the output head are the verifier's and are not in it; `config.json` says which
+verifier.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from yggc.errors import SourceError, StageError
+from yggc.models.eagle import EagleConfig
+from yggc.models.source import ResolvedSource
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+DRAFT_IDS = "draft_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What `read_head` finds. `verifier` is the record that `describe_verifier` made."""
+
+    config: EagleConfig
+    weights: Mapping[str, torch.Tensor]
+    draft_ids: torch.Tensor
+    verifier: Mapping[str, Any]
+
+
+def describe_verifier(source: ResolvedSource) -> dict[str, Any]:
+    """Which model a head belongs to: where it came from, and its files' SHA-256."""
+    return {
+        "kind": source.kind,
+        "location": source.location,
+        "revision": source.revision,
+        "license": source.license,
+        "files": {file.name: file.sha256 for file in source.files},
+    }
+
+
+def write_head(
+    folder: Path,
+    config: EagleConfig,
+    weights: Mapping[str, torch.Tensor],
+    draft_ids: torch.Tensor,
+    embedding_scale: float,
+    verifier: Mapping[str, Any],
+) -> None:
+    """Replaces the folder's head, weights last; each file is whole or as it was.
+
+    embedding_scale: what embeddings were multiplied by in training; `fc` takes it over.
+    """
+    size = config.hidden_size
+    stored = {name: one.detach().float().cpu().clone() for name, one in weights.items()}
+    stored["fc.weight"][:, :size] *= embedding_scale
+    tensors = {name: one.to(torch.bfloat16).contiguous() for name, one in stored.items()}
+    tensors[DRAFT_IDS] = draft_ids.cpu()
+    fields = {**config.to_dict(), "dtype": "bfloat16", "verifier": dict(verifier)}
+    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
+    replace_file(folder / CONFIG, lambda path: path.write_text(text))
+    metadata = {"format": "pt", "model_type": config.model_type}
+    replace_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata))
+
+
+def read_head(folder: Path) -> Head:
+    """The head in `folder`; SourceError if it is not whole."""
+    try:
+        fields = json.loads((folder / CONFIG).read_bytes())
+        if fields.get("model_type") != EagleConfig.model_type:
+            raise ValueError(f"model_type is {fields.get('model_type')!r}")
+        verifier = fields.pop("verifier")
+        config = EagleConfig(**fields)
+        with safe_open(folder / WEIGHTS, framework="pt", device="cpu") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        draft_ids = weights.pop(DRAFT_IDS)
+    except Exception as error:  # JSON, safetensors and the configuration fail each in its own way
+        raise SourceError(
+            f"{folder}: is no EAGLE head: {' '.join(str(error).split())[:200]}",
+            "give a folder that `yggc train eagle` wrote",
+        ) from error
+    if len(draft_ids) != config.draft_vocab_size:
+        raise SourceError(
+            f"{folder}: has {len(draft_ids)} draft ids, the configuration says "
+            f"{config.draft_vocab_size}",
+            "weights and configuration belong to different heads",
+        )
+    return Head(config, weights, draft_ids, verifier)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """`write(temporary)`, then a rename; StageError if the disk is full, and nothing is left."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except Exception as error:
+        # safetensors reports the operating system's errors as its own.
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not full and "os error 28" not in str(error):
+            raise
+        raise StageError(
+            f"no space left while writing {path}",
+            "free some; the same command goes on from the last checkpoint",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
