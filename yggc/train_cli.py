@@ -11,7 +11,7 @@ from yggrt.terminal import ReportingGroup
 train = typer.Typer(
     name="train",
     cls=ReportingGroup,
-    help="Trains drafters: writes the text that they learn from.",
+    help="Trains drafters: writes the text that they learn from, then fits them to it.",
     no_args_is_help=True,
 )
 
