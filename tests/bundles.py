@@ -30,6 +30,7 @@ from yggc.models.eagle import EagleForCausalLM, head_config
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
 WORK = CACHE / "work"
+HEAD = ROOT / "artifacts/drafters/smollm2-135m-eagle"
 RECIPE = ROOT / "artifacts/recipes/smollm2-135m-cpu-float32.toml"
 
 
@@ -175,13 +176,16 @@ def smol(dtype: str = "float32") -> Path:
 
 
 def smol_for_tests() -> Path:
-    """As `smol`, with the three graphs that tests need: each costs a fresh clone a minute."""
+    """As `smol`, with the three graphs that tests need, and those of the head: each of the
+    verifier costs a fresh clone a minute.
+    """
     recipe = CACHE / "smollm2-tests.toml"
     CACHE.mkdir(exist_ok=True)
-    lines = RECIPE.read_text().splitlines()
-    kept = [line for line in lines if not line.startswith(("buckets", "prefill_buckets", "name"))]
+    changed = ("name", "buckets", "prefill_buckets", "drafter")
+    kept = [line for line in RECIPE.read_text().splitlines() if not line.startswith(changed)]
     few = ['name = "smollm2-tests"', "buckets = [1, 16]", "prefill_buckets = [64]"]
-    recipe.write_text("\n".join([*kept, *few]))
+    head = [f'drafter = "{HEAD}+ngram"', "drafter_widths = [1, 4]"]
+    recipe.write_text("\n".join([*kept, *few, *head]))
     return yggc_build(CACHE / "smollm2-tests.ygg", recipe, "--calibration-tokens", "8")
 
 

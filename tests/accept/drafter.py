@@ -1,6 +1,6 @@
 """What a trained head is worth: tokens per pass on three prompt sets that nobody trained on.
 
-    python tests/accept/drafter.py BUNDLE [--num 20] [--tokens 96]
+    python tests/accept/drafter.py BUNDLE [--num 20] [--tokens 96] [--threads N]
 
 BUNDLE drafts with a head. The verifier answers each prompt once (greedily); then trees are grown
 over the recorded answers by the engine itself, whole and with the gate open: the head alone, the
@@ -103,11 +103,12 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--num", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     cache = open_cache(None)
     with Bundle.open(options.bundle, cache=cache) as bundle:
         manifest = bundle.manifest
-        threads = manifest.target.tuned_for.num_threads
+        threads = options.threads or manifest.target.tuned_for.num_threads
         graphs = load_graphs(bundle, cache, num_threads=threads, mapped=False, on_note=print)
         draft = load_draft_graphs(bundle, cache)
         text = load_text(bundle)

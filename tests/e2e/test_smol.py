@@ -66,6 +66,26 @@ def test_tokens_equal_transformers_and_every_tree(session: Session, reference: A
             assert full_tree_ids(session, tree, ids, plain) == plain
 
 
+def test_the_shipped_head_is_worth_its_passes(session: Session) -> None:
+    """Greedy and sampled: the same tokens, more of them a pass, most by the head."""
+    assert session.text is not None
+    tree = "egt:width=4,depth=4,children=8,verify=16"
+    options: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+    for temperature in (0.0, 0.8):
+        passes = accepted = by_head = 0
+        for prompt in prompts():
+            ids = prompt.encode(session.text)
+            options |= {"temperature": temperature, "seed": 5}
+            plain = session.generate(ids, plain=True, **options)
+            done = session.generate(ids, tree=tree, gated=False, **options)
+            assert done.ids == plain.ids
+            passes += done.stats.num_passes
+            accepted += done.stats.accepted
+            by_head += done.stats.accepted_first
+        assert accepted / passes > 1.0
+        assert by_head / passes > 0.8
+
+
 def test_logits_of_the_dequantised_file(session: Session, reference: Any) -> None:
     """Rows of queries and keys come un-permuted out of the GGUF: cosine above 0.9999."""
     assert session.text is not None

@@ -68,7 +68,7 @@ def test_plain_decoding_of_recordings():
 
 def test_trees_are_searched_in_two_rounds():
     first = first_trees((1, 4, 16))
-    assert len(first) == len(set(first)) == 20
+    assert len(first) == len(set(first)) == 24
     assert all(1 < spec.verify <= min(16, 1 + spec.width * spec.depth) for spec in first)
     assert first_trees((1,)) == []
     wide = parse_tree_spec("egt:width=4,depth=4,verify=16")

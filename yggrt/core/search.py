@@ -14,7 +14,7 @@ from yggrt.core.schema import Candidate, TreeSpec
 
 PLAIN = "plain"
 WIDTHS = (1, 2, 4, 8)
-DEPTHS = (1, 2, 4, 6, 8)
+DEPTHS = (1, 2, 3, 4, 6, 8)
 # Columns, n-gram length and guesses of Lookahead's windows.
 WINDOWS = ((4, 3, 3), (8, 4, 8), (15, 5, 15))
 
