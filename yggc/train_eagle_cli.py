@@ -34,6 +34,14 @@ def eagle(
     verifier_sha256: Annotated[
         str, typer.Option(help="SHA-256 that a single-file verifier must have.", metavar="HEX")
     ] = "",
+    exclude: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Evaluation prompts that must not be trained on (repeatable); those of `yggrt "
+            "bench` never are.",
+            metavar="FILE",
+        ),
+    ] = None,
     draft_vocab: Annotated[
         int, typer.Option(help="Ids that can be drafted: the text's most frequent.", min=1)
     ] = 8192,
@@ -160,6 +168,7 @@ def eagle(
         seed=seed,
         cache_features=cache_features,
         first=first,
+        exclude=tuple(exclude or ()),
         device=device,
         dtype=dtype,
         num_threads=threads or usable_cores(),

@@ -62,7 +62,7 @@ def text(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(model: Path, text: Path, output: Path, *more: str) -> list[str]:
     return [
         sys.executable, "-m", "yggc", "train", "eagle", "--verifier", str(model), "--data",
-        str(text), "-o", str(output), "--epochs", "10", "--batch-tokens", "256", "--warmup", "4",
+        str(text), "-o", str(output), "--epochs", "6", "--batch-tokens", "256", "--warmup", "4",
         "--validate-every", "5", "--held-out", "0.15", "--draft-vocab", "50", "--threads", "2",
         "--noise", "0.1", "--patience", "0", "--learning-rate", "2e-3", *more,
     ]  # fmt: skip
@@ -195,6 +195,13 @@ def test_a_foreign_tokenizer_is_refused_before_anything_is_written(
     said = run(model, path, tmp_path / "head", code=2)
     assert f"id {VOCAB + 7} at 2 is none of the verifier's {VOCAB} ids" in said
     assert not (tmp_path / "head").exists()
+
+
+def test_excluding_needs_a_tokenizer(model: Path, text: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Add two numbers."}\n')
+    said = run(model, text, tmp_path / "head", "--exclude", str(prompts), code=2)
+    assert "has no tokenizer, --exclude wants to read prompts" in said
 
 
 def test_an_interrupt_writes_a_checkpoint(model: Path, text: Path, tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ def test_rows_are_read_once_and_cut(tmp_path: Path) -> None:
     )
 
 
+def test_a_folder_of_written_text_is_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "dropped.jsonl").write_text('{"prompt_sha256": "ab", "reason": "repeats"}\n')
+    write(tmp_path / "part-00000.jsonl", made(2, 1, 2, 3, 4))
+    assert len(read(tmp_path).train) == 1
+
+
 def test_a_prompt_is_held_out_with_all_its_responses(tmp_path: Path) -> None:
     rows = [
         made(2, number % 40, number % 7, *end) for number in range(280) for end in ((1, 2), (3, 4))
@@ -69,6 +75,20 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
         read(path)
     assert caught.value.message.startswith(f"{path}:2: ")
     assert caught.value.tip
+
+
+def test_excluded_rows_are_left_out_and_counted(tmp_path: Path) -> None:
+    known = {**made(1, 3, 4, 5), "prompt_sha256": "ab"}
+    path = write(tmp_path / "a.jsonl", made(1, 1, 2, 3), made(1, 2, 2, 3), known)
+    texts = read_texts(
+        [path],
+        50,
+        max_tokens=100,
+        held_out=0.0,
+        excluded=lambda row: row.ids[0] == 2 or row.prompt_sha256 == "ab",
+    )
+    assert [row.ids.tolist() for row in texts.train] == [[1, 2, 3]]
+    assert texts.notes == ("left out 2 rows whose prompt is excluded",)
 
 
 def test_no_text_is_an_error(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ class Exclusion:
                 self._short.add(words)
             self._runs.update(_runs(words))
 
+    def has_hash(self, digest: str) -> bool:
+        """Whether `digest` is the `prompt_hash` of one of them."""
+        return digest in self._hashes
+
     def __contains__(self, text: object) -> bool:
         """Whether `text` is one of them, differs only in case and punctuation, or has RUN words in
         a row from one.

@@ -24,6 +24,7 @@ from yggc.train.gang import Gang
 from yggc.train.head import WEIGHTS, describe_verifier, read_head, replace_file
 from yggc.train.initial import embedding_scale, fit_joint, new_head, take_over
 from yggc.train.loop import MICRO_TOKENS, Loop, LoopOptions, plan_steps
+from yggc.train.prompts import read_excluded
 from yggc.train.saved import Progress, SavedRun
 from yggc.train.step import Frozen, StepOptions, Trainer
 from yggc.train.texts import Row, Texts, frequent_ids, read_texts
@@ -65,6 +66,7 @@ class EagleOptions:
     seed: int = 0
     cache_features: Path | None = None
     first: Path | None = None
+    exclude: tuple[Path, ...] = ()
     device: str = "cpu"
     dtype: str = "auto"
     num_threads: int = 1
@@ -141,6 +143,7 @@ def _read(options: EagleOptions, checkpoint: Checkpoint, reporter: Reporter) -> 
         checkpoint.config.vocab_size,
         max_tokens=min(options.max_tokens, limit),
         held_out=options.held_out,
+        excluded=_exclusion(options.exclude, checkpoint),
     )
     for note in (*checkpoint.notes, *texts.notes):
         reporter.say(note)
@@ -156,6 +159,26 @@ def _read(options: EagleOptions, checkpoint: Checkpoint, reporter: Reporter) -> 
             "give more text, or a larger --held-out; --held-out 0 trains without",
         )
     return texts
+
+
+def _exclusion(paths: tuple[Path, ...], checkpoint: Checkpoint) -> Callable[[Row], bool] | None:
+    """Whether a row's prompt belongs to an evaluation; None for a model without a tokenizer."""
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None:
+        if paths:
+            raise SourceError(
+                f"{checkpoint.source.location}: has no tokenizer, --exclude wants to read prompts",
+                "leave --exclude out",
+            )
+        return None
+    excluded = read_excluded(paths)
+
+    def is_excluded(row: Row) -> bool:
+        # The chat template stands around the text, so short prompts are known by their hash alone.
+        prompt = tokenizer.decode(row.ids[: row.num_prompt].tolist(), skip_special_tokens=True)
+        return excluded.has_hash(row.prompt_sha256) or prompt in excluded
+
+    return is_excluded
 
 
 def _features(
@@ -260,7 +283,8 @@ def _record(
     plain = {
         key: str(one) if isinstance(one, Path) else one for key, one in asdict(options).items()
     }
-    plain["data"] = [str(path) for path in options.data]
+    for key in ("data", "exclude"):
+        plain[key] = [str(path) for path in plain[key]]
     return {
         "command": command,
         "verifier": dict(identity),

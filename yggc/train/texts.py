@@ -1,6 +1,7 @@
 """Reads training text: JSON lines of token ids that the verifier wrote itself.
 
-A row has `ids` (prompt and response) and `num_prompt`; other keys are taken no notice of.
+A row has `ids` (prompt and response) and `num_prompt`, and may have `prompt_sha256`; other keys
+are taken no notice of.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ MIN_RESPONSE = 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids (int32) of a prompt and its response; `digest` is the SHA-256 of both."""
+    """Token ids (int32) of a prompt and its response; `digest` is the SHA-256 of both,
+    `prompt_sha256` (hex) that of the prompt's text, "" where it is not known.
+    """
 
     ids: np.ndarray[Any, np.dtype[np.int32]]
     num_prompt: int
     digest: bytes
+    prompt_sha256: str = ""
 
     @property
     def num_response(self) -> int:
@@ -56,10 +60,13 @@ class Texts:
 
 
 def find_files(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The files named, and for a directory its `*.jsonl` by name; SourceError if there is none."""
+    """The files named, and for a directory its parts as `yggc train data` names them, else its
+    `*.jsonl`; SourceError if there is none.
+    """
     files: list[Path] = []
     for path in paths:
-        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        parts = sorted(path.glob("part-*.jsonl"))
+        found = (parts or sorted(path.glob("*.jsonl"))) if path.is_dir() else [path]
         if not found or not found[0].is_file():
             what = "has no .jsonl files" if path.is_dir() else "no such file"
             raise SourceError(
@@ -167,4 +174,4 @@ def _parse(where: str, line: bytes, vocab_size: int, max_tokens: int) -> Row:
         )
     cut = ids[:max_tokens].astype(np.int32)
     digest = hashlib.sha256(num_prompt.to_bytes(4, "little") + cut.tobytes()).digest()
-    return Row(cut, min(num_prompt, len(cut)), digest)
+    return Row(cut, min(num_prompt, len(cut)), digest, str(fields.get("prompt_sha256", "")))
