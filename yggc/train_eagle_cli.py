@@ -174,7 +174,7 @@ def eagle(
         num_threads=threads or usable_cores(),
     )
     work = WorkDir(Path(work_dir) if work_dir else default_work_dir())
-    command = shlex.join(["yggc", *sys.argv[1:]])
+    command = shlex.join(["yggc", *(_named(argument) for argument in sys.argv[1:])])
     with Interrupt() as interrupt:
         record = train_eagle(options, work, Reporter(quiet=as_json), command, interrupt.requested)
     if plot is not None:
@@ -188,3 +188,8 @@ def eagle(
     print(f"{output}: {record['steps']} steps, {record['seconds']:.0f} s")
     for step, shares in enumerate(record["best"].get("validation", {}).get("top", ()), 1):
         print(f"  draft step {step}: " + " ".join(f"{share:.3f}" for share in shares))
+
+
+def _named(argument: str) -> str:
+    """A path that is named from the root, cut to its last part: the card travels."""
+    return Path(argument).name if Path(argument).is_absolute() else argument

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from yggc.errors import SourceError, StageError
 from yggc.models.eagle import EagleConfig
@@ -71,7 +71,9 @@ def write_head(
     text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     replace_file(folder / CONFIG, lambda path: path.write_text(text))
     metadata = {"format": "pt", "model_type": config.model_type}
-    replace_file(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata))
+    # Written as bytes: safetensors' own files are for their owner alone, whatever the umask says.
+    stored_bytes = save(tensors, metadata)
+    replace_file(folder / WEIGHTS, lambda path: path.write_bytes(stored_bytes))
 
 
 def read_head(folder: Path) -> Head:

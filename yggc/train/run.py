@@ -280,11 +280,13 @@ def _record(
     identity: Mapping[str, Any],
     command: str,
 ) -> dict[str, Any]:
-    plain = {
-        key: str(one) if isinstance(one, Path) else one for key, one in asdict(options).items()
+    # Names, not places: a record travels with the head.
+    plain: dict[str, Any] = {
+        key: one.name if isinstance(one, Path) else one for key, one in asdict(options).items()
     }
-    for key in ("data", "exclude"):
-        plain[key] = [str(path) for path in plain[key]]
+    plain["data"] = [path.name for path in options.data]
+    plain["exclude"] = [path.name for path in options.exclude]
+    plain["verifier"] = identity["location"]
     return {
         "command": command,
         "verifier": dict(identity),
