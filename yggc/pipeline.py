@@ -24,21 +24,26 @@ from yggrt.core.schema import Manifest, Record
 RECORD_FILE = "record.json"
 
 
+def _always(record: Any) -> bool:
+    return True
+
+
 class Stage(NamedTuple):
     """`key` says what the output depends on, `run` makes it; inputs are the records of all stages
-    before.
+    before. `reusable` says whether a later build may take a record as it is.
     """
 
     name: str
     record: type[Record]
     key: Callable[..., Any]
     run: Callable[..., Record]
+    reusable: Callable[[Any], bool] = _always
 
 
 STAGES = (
     Stage("load", load.Loaded, load.key, load.run),
     Stage("adapt", adapt.AdaptedModel, adapt.key, adapt.run),
-    Stage("profile", profile.Profile, profile.key, profile.run),
+    Stage("profile", profile.Profile, profile.key, profile.run, profile.reusable),
     Stage("search", search.Searched, search.key, search.run),
     Stage("freeze", freeze.Frozen, freeze.key, freeze.run),
 )
@@ -98,6 +103,8 @@ def _run_stage(stage: Stage, context: Context, records: list[Record]) -> tuple[R
     """The stage's record, and whether it was made now."""
     inputs = hash_inputs([__version__, stage.name, stage.key(context, *records)])
     output = context.work.stage(stage.name, inputs)
+    if output.done and not stage.reusable(_read_record(stage, output.path)):
+        output.discard()
     fresh = not output.done
 
     def produce(folder: Path) -> None:
@@ -107,7 +114,12 @@ def _run_stage(stage: Stage, context: Context, records: list[Record]) -> tuple[R
 
     folder = output.ensure(produce)
     context.folders[stage.name] = folder
-    return msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=stage.record), fresh
+    return _read_record(stage, folder), fresh
+
+
+def _read_record(stage: Stage, folder: Path) -> Record:
+    record: Record = msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=stage.record)
+    return record
 
 
 def _result(

@@ -84,6 +84,11 @@ class StageDir:
         os.utime(self.path / DONE)
         return self.path
 
+    def discard(self) -> None:
+        """Removes the output, so that it is made again."""
+        with _locked(self.lock):
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def _make(self, produce: Callable[[Path], None]) -> None:
         for leftover in (self.partial, self.path):
             if leftover.exists():

@@ -9,11 +9,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from yggc.context import Context
 from yggc.errors import PreflightError
+from yggc.pipeline import Stage, _run_stage
+from yggc.report import Reporter
+from yggc.stages import profile
 from yggc.workdir import WorkDir, hash_inputs
+from yggrt.core.schema import ProfileNotes
 
 MAKER = """
 import sys, time
@@ -142,3 +149,31 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PreflightError, match="cannot be made"):
         WorkDir(tmp_path / "file" / "work").stage("load", "abc")
+
+
+def test_a_discarded_output_is_made_again(work: WorkDir) -> None:
+    stage = work.stage("profile", "abc")
+    stage.ensure(fill("x", "1"))
+    stage.discard()
+    assert not stage.done
+    stage.ensure(fill("x", "2"))
+    assert (stage.path / "x").read_text() == "2"
+
+
+def test_times_of_a_busy_machine_are_taken_again(work: WorkDir) -> None:
+    """The stage runs in the next build too, until it could be measured in peace."""
+    shares = iter([0.5, 0.4, 0.0, 0.0])
+    made: list[float] = []
+
+    def run(context: Context, out: Path) -> ProfileNotes:
+        made.append(next(shares))
+        return ProfileNotes(busy_share=made[-1])
+
+    def reusable(notes: ProfileNotes) -> bool:
+        return profile.reusable(SimpleNamespace(notes=notes))
+
+    stage = Stage("profile", ProfileNotes, lambda context: "inputs", run, reusable)
+    context: Any = SimpleNamespace(work=work, folders={}, reporter=Reporter(quiet=True))
+    fresh = [_run_stage(stage, context, [])[1] for _ in range(5)]
+    assert fresh == [True, True, True, False, False]
+    assert made == [0.5, 0.4, 0.0]

@@ -17,6 +17,7 @@ from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import bind_graphs, graph_jobs
 from yggc.stages.load import Loaded
 from yggc.workdir import hash_inputs
+from yggrt.busy import BUSY_SHARE
 from yggrt.core.schema import LatencyPoint, ProfileNotes, Record, Target
 from yggrt.measure import (
     drafter_passes,
@@ -109,6 +110,11 @@ def run(context: Context, out: Path, loaded: Loaded, adapted: AdaptedModel) -> P
         latency=measured.points(bound.specs),
         notes=notes,
     )
+
+
+def reusable(profile: Profile) -> bool:
+    """Whether another build may go by these times: not if others used the machine meanwhile."""
+    return (profile.notes.busy_share or 0.0) <= BUSY_SHARE
 
 
 def write_profile(path: Path, found: Fingerprint, profile: Profile) -> None:
