@@ -17,6 +17,7 @@ from transformers.models.gemma3.configuration_gemma3 import Gemma3TextConfig
 from yggc.config import BuildConfig, load_config
 from yggc.errors import SourceError
 from yggc.models.drafter import check_same_tokens, drafter_options, first_layers
+from yggc.models.eagle import EagleConfig
 
 
 def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
@@ -94,18 +95,28 @@ def resolved(**flags: Any) -> BuildConfig:
 
 def test_own_layers_take_the_verifiers_formats_unless_told_otherwise() -> None:
     config = resolved(drafter="self:2", activations="int8", kv_dtype="float32")
-    options, notes = drafter_options(config, 2048)
+    options, notes = drafter_options(config, LlamaConfig(), 2048)
     assert (options.dtype, options.quant, options.activations) == ("bfloat16", "int8", "int8")
     assert (options.max_model_len, notes) == (128, [])
     config = resolved(drafter="self", drafter_quant="int4", drafter_dtype="float32")
-    options, _ = drafter_options(config, 2048)
+    options, _ = drafter_options(config, LlamaConfig(), 2048)
     assert (options.dtype, options.quant, options.activations) == ("float32", "int4", "auto")
 
 
 def test_another_model_is_resolved_by_its_own_file_and_context() -> None:
-    options, notes = drafter_options(resolved(drafter="org/small"), 32)
+    options, notes = drafter_options(resolved(drafter="org/small"), LlamaConfig(), 32)
     assert (options.dtype, options.quant, options.max_model_len) == ("auto", "auto", 32)
     assert "its context of 32 tokens is shorter than the verifier's 128" in notes[0]
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(64, "int8"), (48, "none")])
+def test_a_head_is_rounded_where_its_size_allows(size: int, wanted: str) -> None:
+    head = EagleConfig(hidden_size=size, intermediate_size=96, num_attention_heads=4)
+    options, notes = drafter_options(resolved(drafter="head"), head, 2048)
+    assert (options.quant, options.activations) == (wanted, "auto")
+    assert f"quant: auto is {wanted}, for a head" in notes
+    given = resolved(drafter="head", drafter_quant="int4")
+    assert drafter_options(given, head, 2048)[0].quant == "int4"
 
 
 def yggc(*arguments: str) -> subprocess.CompletedProcess[str]:
