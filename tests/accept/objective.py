@@ -119,11 +119,11 @@ def turns(
 ) -> list[dict[str, list[Run]]]:
     """Per prompt the runs of every way: all of them forwards, then backwards, `rounds` times.
     `beyond`: `num_tokens` also where the recorded answer is shorter."""
-    prompt, output = recordings[0]
+    prompt, output, _ = recordings[0]
     for engine in ways.values():
         decode(engine, prompt, min(8, len(output)), ())
     found = []
-    for prompt, output in recordings:
+    for prompt, output, _ in recordings:
         num = num_tokens if beyond else min(num_tokens, len(output))
         runs: dict[str, list[Run]] = {name: [] for name in ways}
         for _ in range(rounds):
@@ -183,7 +183,7 @@ def random_trees(num: int, largest: int) -> list[str]:
 
 def predict(bench: Bench, num_trees: int, num_tokens: int) -> dict[str, Any]:
     trees = random_trees(num_trees, bench.rows[-1])
-    recordings = [(prompt, list(output)[:num_tokens]) for prompt, output in bench.recordings]
+    recordings = [one._replace(output=list(one.output)[:num_tokens]) for one in bench.recordings]
     costs = bench.costs
     # Gates that stay open on half of the trees: large trees in every pass stretch the range.
     gates: dict[str, type[Gate]] = {
@@ -245,7 +245,7 @@ def grid(bench: Bench, num_tokens: int) -> dict[str, Any]:
         for w in (1, 2, 4) for d in (2, 4, 8) for v in (4, 8, 16)
         if v in bench.rows and v <= w * d + 1
     ]  # fmt: skip
-    recordings = [(prompt, list(output)[:num_tokens]) for prompt, output in bench.recordings]
+    recordings = [one._replace(output=list(one.output)[:num_tokens]) for one in bench.recordings]
     costs = bench.costs
     replays = [
         replay(
@@ -275,7 +275,7 @@ def grid(bench: Bench, num_tokens: int) -> dict[str, Any]:
 def aal(bench: Bench, num_tokens: int) -> dict[str, Any]:
     """Both at most 16 rows. The fastest by replay, rows chosen pass by pass, against the one that
     accepts most, every pass full."""
-    recordings = [(prompt, list(output)[:num_tokens]) for prompt, output in bench.recordings]
+    recordings = [one._replace(output=list(one.output)[:num_tokens]) for one in bench.recordings]
     specs = [
         f"egt:width={w},depth={d},children={2 * w},verify={min(16, w * d + 1)}"
         for w in (1, 2, 4, 8) for d in (2, 4, 6, 8)
@@ -312,7 +312,7 @@ def aal(bench: Bench, num_tokens: int) -> dict[str, Any]:
 
 def forms(bench: Bench, num_tokens: int, tree: str) -> dict[str, Any]:
     """Same tree, rows chosen by each pass's ratio and by the lagrangian at the rate it brings."""
-    recordings = [(prompt, list(output)[:num_tokens]) for prompt, output in bench.recordings]
+    recordings = [one._replace(output=list(one.output)[:num_tokens]) for one in bench.recordings]
     costs, spec = bench.costs, parse_tree_spec(tree)
     objective = RATIO
     rates = []
@@ -368,7 +368,7 @@ def never(bench: Bench, num_tokens: int, tree: str) -> dict[str, Any]:
 
 
 def host(bench: Bench, num_tokens: int, tree: str) -> dict[str, Any]:
-    recordings = [(prompt, list(output)[:num_tokens]) for prompt, output in bench.recordings]
+    recordings = [one._replace(output=list(one.output)[:num_tokens]) for one in bench.recordings]
     ways = {PLAIN: bench.engine(PLAIN), "tree": bench.engine(tree)}
     found = turns(ways, recordings, num_tokens, rounds=2)
     result: dict[str, Any] = {"tree": tree}

@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,11 @@ def cached_session() -> Session:
 @pytest.fixture
 def session() -> Session:
     return cached_session()
+
+
+def yggrt_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "yggrt", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def prompts(num: int, lengths: tuple[int, ...], seed: int = 5) -> list[list[int]]:
@@ -98,6 +105,19 @@ def test_requests_that_share_a_prefix_draft_what_fresh_ones_draft(session: Sessi
         if turn != 2:
             assert done.stats.accepted_histogram == again.stats.accepted_histogram
         ids = [*ids, *done.ids]
+
+
+def test_bundles_with_a_head_are_tuned_and_examined(tmp_path: Path) -> None:
+    out = tmp_path / "tuned.ygg"
+    done = yggrt_command("tune", built(), "-o", out, "--json")
+    assert done.returncode == 0, done.stderr
+    before, after = (Bundle.open(path).manifest for path in (built(), out))
+    assert after.schedule.drafter == before.schedule.drafter
+    assert after.schedule.ngram == before.schedule.ngram is not None
+    draft = {graph.name for graph in after.graphs if graph.kind == "draft"}
+    assert {p.rows for p in after.latency if p.graph in draft} == {1, 4, 8}
+    examined = json.loads(yggrt_command("doctor", built(), "--json").stdout)
+    assert "cost of drafting" in [one["name"] for one in examined["findings"]]
 
 
 # --- what the head says, against the module in eager mode ---------------------------------------

@@ -106,7 +106,7 @@ def test_a_node_has_the_bits_that_the_verifier_computes_for_it() -> None:
                     break
                 nodes.append(nodes[-1] + 1)
             tokens = [tree.tokens[node] for node in nodes]
-            found = draft.draft(small, tokens, [tree.path(node) for node in nodes], length)
+            found = draft.draft(small, tokens, [tree.path(node) for node in nodes], length).logits
             assert torch.equal(found, wanted[nodes])
             row = nodes[-1] + 1
 
