@@ -256,6 +256,10 @@ def _schedule_tables(schedule: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     if "temperatures" in schedule["drafter"]:
         shares = schedule["drafter"]["temperatures"]
         drafter["temperatures"] = "/".join(f"{one:.2f}" for one in shares)
+    if schedule["drafter"].get("token_ids"):
+        drafter["draft ids"] = len(schedule["drafter"]["token_ids"])
+    if schedule.get("ngram"):
+        drafter["beside it"] = "ngram"
     shown = {
         "tree": schedule["tree"],
         "drafter": ", ".join(f"{key}={value}" for key, value in drafter.items()),

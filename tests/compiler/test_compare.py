@@ -30,7 +30,7 @@ from yggc.models.source import resolve_source
 from yggc.workdir import WorkDir
 from yggrt.bundle import write_bundle
 from yggrt.core.errors import RequestError
-from yggrt.core.schema import Manifest, Source, TextInfo
+from yggrt.core.schema import EagleDrafter, Manifest, Source, TextInfo
 from yggrt.prompts import Prompt
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
@@ -163,6 +163,12 @@ def test_a_drafter_is_found_or_the_reason_is_said(llama_dir: Path, work: WorkDir
     itself = msgspec.structs.replace(verifier, role="drafter")
     assert "part of the verifier" in find(drafting(itself, "self:2"))
     assert find(drafting(model, str(llama_dir))).path == llama_dir
+    assert find(drafting(model, f"{llama_dir}+ngram")).path == llama_dir
+    head = EagleDrafter(temperatures=(1.0,), coverage=(1.0,))
+    with_head = drafting(model, str(llama_dir))
+    schedule = msgspec.structs.replace(with_head.schedule, drafter=head)
+    with_head = msgspec.structs.replace(with_head, schedule=schedule)
+    assert "is a head over the verifier" in find(with_head)
     assert "--drafter-source" in find(drafting(model, "gone"))
     assert find(drafting(model, "gone"), str(llama_dir)).path == llama_dir
     with pytest.raises(SourceError, match="is not what the bundle was built from"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from yggc.config import PLUS_NGRAM
 from yggc.errors import SourceError
 from yggc.models.source import ResolvedSource, resolve_source
 from yggc.workdir import WorkDir
-from yggrt.core.schema import Manifest, Source
+from yggrt.core.schema import EagleDrafter, Manifest, Source
 
 
 def recorded(manifest: Manifest, role: str) -> Source | None:
@@ -72,8 +73,11 @@ def find_drafter(
             continue
         if _difference(verifier, source) is None:
             return "not applicable, the bundle's drafter is part of the verifier"
+        if isinstance(manifest.schedule.drafter, EagleDrafter):
+            return "not applicable, the bundle's drafter is a head over the verifier"
+        text = str(manifest.config.get("drafter", "")).removesuffix(PLUS_NGRAM)
         try:
-            return find_source(source, str(manifest.config.get("drafter", "")), given, work)
+            return find_source(source, text, given, work)
         except SourceError as error:
             if given is not None:
                 raise
