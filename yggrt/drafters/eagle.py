@@ -14,17 +14,16 @@ import torch
 
 from yggrt.core import schema
 from yggrt.core.passes import DraftGraphs, prefill_chunks
-from yggrt.drafters import Candidate
-from yggrt.drafters.model import ModelDrafter, Path, best_children, coupled_children
+from yggrt.drafters.model import ModelDrafter, Path
 
 
 class EagleDrafter(ModelDrafter):
     """Needs to `observe` every token that the verifier has run."""
 
     def __init__(self, graphs: DraftGraphs, parameters: schema.EagleDrafter) -> None:
-        super().__init__(graphs, parameters.temperatures)
-        self._coverage = parameters.coverage
-        self._token_ids = torch.tensor(parameters.token_ids) if parameters.token_ids else None
+        super().__init__(
+            graphs, parameters.temperatures, parameters.coverage, parameters.token_ids
+        )
         # Row t: what token t reads. The first token has none before it.
         self._features = torch.zeros(graphs.max_model_len + 1, graphs.feature_size)
         # What the head predicted at each node of the tree.
@@ -72,23 +71,3 @@ class EagleDrafter(ModelDrafter):
         )
         self._predicted.update(zip(nodes, hidden, strict=True))
         return logits
-
-    def _children(
-        self, logits: torch.Tensor, paths: Sequence[Path], num: int
-    ) -> list[list[Candidate]]:
-        last = len(self._temperatures) - 1
-        depths = [min(len(path), last) for path in paths]
-        temperatures = torch.tensor([self._temperatures[depth] for depth in depths])
-        if self._noise is None:
-            operator = self._graphs.top_shares
-            found = best_children(logits, temperatures, num, self._token_ids, operator)
-        else:
-            positions = [len(self._ids) + len(path) for path in paths]
-            found = coupled_children(
-                logits, temperatures, num, self._noise, positions, self._token_ids
-            )
-        shares = [self._coverage[min(depth, len(self._coverage) - 1)] for depth in depths]
-        return [
-            [(token, share * probability) for token, probability in children]
-            for share, children in zip(shares, found, strict=True)
-        ]

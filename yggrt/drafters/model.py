@@ -29,14 +29,22 @@ TopShares: TypeAlias = Callable[
 class ModelDrafter(Drafter, ABC):
     """A Drafter over compiled graphs that keeps key and value rows of its own.
 
-    The first `_length` tokens of the context have their rows in the cache; nodes of the tree that
-    have theirs behind them are in `_rows` by path, the root's is row 0.
+    temperatures, coverage, token_ids: as in `schema.EagleDrafter`. The first `_length` tokens of
+    the context have their rows in the cache; nodes of the tree that have theirs behind them are in
+    `_rows` by path, the root's is row 0.
     """
 
-    def __init__(self, graphs: DraftGraphs, temperatures: Sequence[float]) -> None:
+    def __init__(
+        self,
+        graphs: DraftGraphs,
+        temperatures: Sequence[float],
+        coverage: Sequence[float] = (1.0,),
+        token_ids: Sequence[int] = (),
+    ) -> None:
         self._graphs = graphs
         self._cache = graphs.new_cache()
-        self._temperatures = temperatures
+        self._temperatures, self._coverage = temperatures, coverage
+        self._token_ids = torch.tensor(token_ids) if token_ids else None
         self._noise: Noise | None = None
         self._ids: list[int] = []
         self._length = 0
@@ -110,12 +118,24 @@ class ModelDrafter(Drafter, ABC):
         self, logits: torch.Tensor, paths: Sequence[Path], num: int
     ) -> list[list[Candidate]]:
         """The best children of nodes; logits [n, vocab]."""
-        last = len(self._temperatures) - 1
-        temperatures = torch.tensor([self._temperatures[min(len(p), last)] for p in paths])
+        temperatures = torch.tensor([_at_depth(self._temperatures, path) for path in paths])
+        ids = self._token_ids
         if self._noise is None:
-            return best_children(logits, temperatures, num, top_shares=self._graphs.top_shares)
-        positions = [len(self._ids) + len(path) for path in paths]
-        return coupled_children(logits, temperatures, num, self._noise, positions)
+            operator = self._graphs.top_shares
+            found = best_children(logits, temperatures, num, ids, operator)
+        else:
+            positions = [len(self._ids) + len(path) for path in paths]
+            found = coupled_children(logits, temperatures, num, self._noise, positions, ids)
+        covered = [_at_depth(self._coverage, path) for path in paths]
+        return [
+            [(token, share * probability) for token, probability in children]
+            for share, children in zip(covered, found, strict=True)
+        ]
+
+
+def _at_depth(values: Sequence[float], path: Path) -> float:
+    """The value for the children of a node; the last stands for deeper ones."""
+    return values[min(len(path), len(values) - 1)]
 
 
 def best_children(
