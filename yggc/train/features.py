@@ -8,7 +8,6 @@ was killed, or one with more text, computes only what is missing.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +17,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from yggc.errors import SourceError, StageError
 from yggc.models.checkpoint import Checkpoint
 from yggc.report import Reporter
 from yggc.train.gang import Gang
+from yggc.train.head import replace_file
+from yggc.train.load import read_model
 from yggc.train.texts import Row
 
 # Tokens of one pass of the verifier, and rows of one shard.
@@ -40,12 +40,8 @@ class Verifier:
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self._checkpoint = checkpoint
-        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype)
-        state = {name: checkpoint.read(name).to(dtype) for name in checkpoint.tensor_names}
-        model.load_state_dict(state, strict=False)
-        model.tie_weights()
-        checkpoint.release()
-        self._model = model.eval().requires_grad_(False).to(device)
+        model = read_model(checkpoint, dtype)
+        self._model = model.requires_grad_(False).to(device)
         self.embedding: torch.Tensor = model.get_input_embeddings().weight
         self.head: torch.Tensor = model.get_output_embeddings().weight
         self._check_head(model.get_output_embeddings())
@@ -176,14 +172,9 @@ def _write(folder: Path, rows: Mapping[bytes, torch.Tensor]) -> None:
     taken = [int(path.stem.split("-")[1]) for path in folder.glob("features-*.safetensors")]
     path = folder / f"features-{1 + max(taken, default=0):05d}.safetensors"
     names = [(digest.hex(), len(features)) for digest, features in rows.items()]
-    partial = path.with_suffix(".partial")
-    try:
-        save_file(
-            {"features": torch.cat(list(rows.values()))}, partial, {"rows": json.dumps(names)}
-        )
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    tensors = {"features": torch.cat(list(rows.values()))}
+    metadata = {"rows": json.dumps(names)}
+    replace_file(path, lambda partial: save_file(tensors, partial, metadata))
 
 
 def _check_space(folder: Path, wanted: int, reporter: Reporter) -> None:

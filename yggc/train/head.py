@@ -22,11 +22,11 @@ from safetensors.torch import save
 
 from yggc.errors import SourceError, StageError
 from yggc.models.eagle import EagleConfig
+from yggc.models.head import DRAFT_IDS
+from yggc.models.shards import SINGLE
 from yggc.models.source import ResolvedSource
 
-WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-DRAFT_IDS = "draft_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def write_head(
     metadata = {"format": "pt", "model_type": config.model_type}
     # Written as bytes: safetensors' own files are for their owner alone, whatever the umask says.
     stored_bytes = save(tensors, metadata)
-    replace_file(folder / WEIGHTS, lambda path: path.write_bytes(stored_bytes))
+    replace_file(folder / SINGLE, lambda path: path.write_bytes(stored_bytes))
 
 
 def read_head(folder: Path) -> Head:
@@ -84,7 +84,7 @@ def read_head(folder: Path) -> Head:
             raise ValueError(f"model_type is {fields.get('model_type')!r}")
         verifier = fields.pop("verifier")
         config = EagleConfig(**fields)
-        with safe_open(folder / WEIGHTS, framework="pt", device="cpu") as file:
+        with safe_open(folder / SINGLE, framework="pt", device="cpu") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         draft_ids = weights.pop(DRAFT_IDS)
     except Exception as error:  # JSON, safetensors and the configuration fail each in its own way

@@ -43,27 +43,34 @@ def fast_products(dtype: str) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def load_model(checkpoint: Checkpoint, dtype: str, device: str) -> Any:
-    """transformers' model with the checkpoint's weights in float32 or bfloat16, for an Engine."""
-    refuse_inexact(checkpoint.config)
-    register_attention()
-    kind = getattr(torch, dtype)
+def read_model(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Any:
+    """transformers' model with the checkpoint's weights in `dtype`; `options` as `from_config`
+    takes them. Gives back the memory of what was read.
+    """
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            checkpoint.config, attn_implementation=ATTENTION, dtype=kind
-        )
-    state = {name: checkpoint.read(name).to(kind) for name in checkpoint.tensor_names}
+        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype, **options)
+    state = {name: checkpoint.read(name).to(dtype) for name in checkpoint.tensor_names}
     # What is missing is tied to what is there.
     model.load_state_dict(state, strict=False)
     model.tie_weights()
     checkpoint.release()
+    return model.eval()
+
+
+def load_model(checkpoint: Checkpoint, dtype: str, device: str) -> Any:
+    """transformers' model with the checkpoint's weights in float32 or bfloat16, for an Engine."""
+    refuse_inexact(checkpoint.config)
+    register_attention()
+    model = read_model(checkpoint, getattr(torch, dtype), attn_implementation=ATTENTION)
     if dtype == "bfloat16":
         model.set_output_embeddings(_FloatHead(model.get_output_embeddings()))
-    return model.to(device).eval()
+    return model.to(device)
 
 
 def best_dtype(device: str) -> str:
-    """bfloat16 where the machine multiplies it faster than float32."""
+    """bfloat16 where the machine multiplies it faster than float32: without instructions for it
+    oneDNN is slower.
+    """
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"

@@ -14,6 +14,7 @@ from yggc.errors import RecipeError, SourceError
 from yggc.host import cpu_name
 from yggc.models.checkpoint import Checkpoint, open_checkpoint
 from yggc.models.eagle import head_config
+from yggc.models.shards import SINGLE
 from yggc.models.source import resolve_source
 from yggc.report import Reporter
 from yggc.train.batches import collate, pack
@@ -21,8 +22,9 @@ from yggc.train.card import write_card
 from yggc.train.eagle import LossWeights
 from yggc.train.features import Features, RecomputedFeatures, Verifier, store_features
 from yggc.train.gang import Gang
-from yggc.train.head import WEIGHTS, describe_verifier, read_head, replace_file
+from yggc.train.head import describe_verifier, read_head, replace_file
 from yggc.train.initial import embedding_scale, fit_joint, new_head, take_over
+from yggc.train.load import best_dtype
 from yggc.train.loop import MICRO_TOKENS, Loop, LoopOptions, plan_steps
 from yggc.train.prompts import read_excluded
 from yggc.train.saved import Progress, SavedRun
@@ -93,7 +95,8 @@ def train_eagle(
 ) -> dict[str, Any] | None:
     """Trains a head and returns the record written to training.json; None if `stop()` ended it."""
     device = _device(options.device)
-    bfloat16 = _computes_bfloat16(options.dtype, device)
+    chosen = best_dtype(device.type) if options.dtype == "auto" else options.dtype
+    bfloat16 = chosen == "bfloat16"
     source = resolve_source(options.verifier, work, options.verifier_sha256)
     checkpoint = open_checkpoint(source)
     if options.first is not None:
@@ -104,7 +107,7 @@ def train_eagle(
     saved.check_options(
         {
             **{key: one for key, one in asdict(options).items() if key not in _FREE},
-            "first": None if options.first is None else hash_file(options.first / WEIGHTS),
+            "first": None if options.first is None else hash_file(options.first / SINGLE),
             "bfloat16": bfloat16,
             "hidden_size": checkpoint.config.hidden_size,
             "text": texts.digest,
@@ -320,10 +323,3 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise RecipeError("--device is cuda, and torch finds no GPU here", "leave it out")
     return torch.device(name)
-
-
-def _computes_bfloat16(dtype: str, device: torch.device) -> bool:
-    if dtype == "auto":
-        # Where the CPU has no such instruction, oneDNN computes bfloat16 slower than float32.
-        return device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype == "bfloat16"

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from yggc.errors import SourceError
+from yggc.models.shards import SINGLE
 from yggc.train.head import replace_file
 from yggc.train.step import Trainer
 
@@ -58,7 +59,7 @@ class SavedRun:
                         f"{plain.get(key)!r}",
                         "give the same options to go on, or another -o",
                     )
-        elif (self.folder / "model.safetensors").exists():
+        elif (self.folder / SINGLE).exists():
             raise SourceError(
                 f"{self.folder}: holds a model that this command did not write",
                 "give another -o",
