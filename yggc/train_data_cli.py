@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from yggc.train_flags import (
+    AsJson,
+    Device,
+    Dtype,
+    Exclude,
+    Threads,
+    Verbose,
+    VerifierSha256,
+    WorkFolder,
+    check_device,
+    prepare_process,
+)
 from yggrt.terminal import INTERRUPTED, note, reports_errors
-from yggrt.threads import wait_briefly
 
 
 @reports_errors
@@ -21,9 +31,7 @@ def data(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder of the text.", metavar="DIR")
     ],
-    verifier_sha256: Annotated[
-        str, typer.Option(help="SHA-256 that a single-file verifier must have.", metavar="HEX")
-    ] = "",
+    verifier_sha256: VerifierSha256 = "",
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,14 +48,7 @@ def data(
             metavar="NAME,NAME",
         ),
     ] = "builtin,packages",
-    exclude: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Evaluation prompts that must not be trained on (repeatable); those of `yggrt "
-            "bench` never are.",
-            metavar="FILE",
-        ),
-    ] = None,
+    exclude: Exclude = None,
     mix: Annotated[
         str, typer.Option(help="Shares of the categories.", metavar="CATEGORY=WEIGHT,...")
     ] = "math=35,code=35,general=20,prose=10",
@@ -59,36 +60,19 @@ def data(
     greedy_share: Annotated[float, typer.Option(help="Rows that are greedy, 0 to 1.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Order of the prompts, and what is drawn.")] = 0,
     batch: Annotated[int, typer.Option(help="Sequences written at once.", min=1)] = 256,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", help="Default: usable physical cores.", min=1)
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32 or bfloat16 (auto where the machine has it).")
-    ] = "auto",
-    work_dir: Annotated[
-        str | None, typer.Option("--work-dir", help="Where fetched models are kept.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON and no progress.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")
-    ] = False,
+    threads: Threads = None,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    work_dir: WorkFolder = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """The verifier writes text of its own from prompts. The same command goes on after a stop."""
-    from yggc.errors import RecipeError
     from yggc.host import default_work_dir, usable_cores
     from yggc.workdir import WorkDir
 
-    for flag, value, wanted in (
-        ("--device", device, ("cpu", "cuda")),
-        ("--dtype", dtype, ("auto", "float32", "bfloat16")),
-    ):
-        if value not in wanted:
-            raise RecipeError(f"{flag} is {value!r}, wanted {' or '.join(wanted)}")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    wait_briefly()
+    check_device(device, dtype)
+    prepare_process()
 
     from yggc.report import Reporter
     from yggc.train.data import write_data

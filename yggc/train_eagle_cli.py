@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,8 +10,19 @@ from typing import Annotated
 
 import typer
 
+from yggc.train_flags import (
+    AsJson,
+    Device,
+    Dtype,
+    Exclude,
+    Threads,
+    Verbose,
+    VerifierSha256,
+    WorkFolder,
+    check_device,
+    prepare_process,
+)
 from yggrt.terminal import INTERRUPTED, Interrupt, note, reports_errors
-from yggrt.threads import wait_briefly
 
 
 @reports_errors
@@ -31,17 +41,8 @@ def eagle(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder of the head.", metavar="DIR")
     ],
-    verifier_sha256: Annotated[
-        str, typer.Option(help="SHA-256 that a single-file verifier must have.", metavar="HEX")
-    ] = "",
-    exclude: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Evaluation prompts that must not be trained on (repeatable); those of `yggrt "
-            "bench` never are.",
-            metavar="FILE",
-        ),
-    ] = None,
+    verifier_sha256: VerifierSha256 = "",
+    exclude: Exclude = None,
     draft_vocab: Annotated[
         int, typer.Option(help="Ids that can be drafted: the text's most frequent.", min=1)
     ] = 8192,
@@ -90,34 +91,19 @@ def eagle(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the curves, also of a finished run.", metavar="PNG")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", help="Default: usable physical cores.", min=1)
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32 or bfloat16 (auto where the machine has it).")
-    ] = "auto",
-    work_dir: Annotated[
-        str | None, typer.Option("--work-dir", help="Where fetched models are kept.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON and no progress.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")
-    ] = False,
+    threads: Threads = None,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    work_dir: WorkFolder = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """Trains an EAGLE head. The same command goes on after a stop."""
     from yggc.errors import RecipeError
     from yggc.host import default_work_dir, usable_cores
     from yggc.workdir import WorkDir
 
-    for flag, chosen, wanted in (
-        ("--device", device, ("cpu", "cuda")),
-        ("--dtype", dtype, ("auto", "float32", "bfloat16")),
-    ):
-        if chosen not in wanted:
-            raise RecipeError(f"{flag} is {chosen!r}, wanted {' or '.join(wanted)}")
+    check_device(device, dtype)
     for name, value, least, most in (
         ("epochs", epochs, 0.0, 1e6),
         ("learning-rate", learning_rate, 0.0, 1.0),
@@ -133,8 +119,7 @@ def eagle(
     ):
         if not least <= value <= most:
             raise RecipeError(f"--{name} is {value:g}, wanted {least:g} to {most:g}")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    wait_briefly()
+    prepare_process()
 
     from yggc.report import Reporter
     from yggc.train.plot import check_plot, plot_log
