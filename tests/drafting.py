@@ -59,6 +59,18 @@ class RecordedDrafter(Drafter):
         del self._context[num_tokens:]
 
 
+def prompts(num: int, lengths: tuple[int, ...], seed: int = 5) -> list[list[int]]:
+    """Random ids of the tiny model, of these lengths in turn."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 400) for _ in range(lengths[i % len(lengths)])] for i in range(num)]
+
+
+def decode(session: Session, prompt: Sequence[int], num: int, **options: Any) -> list[int]:
+    """Output whatever the gate and end tokens would say."""
+    options = {"gated": False, "ignore_eos": True, **options}
+    return session.generate(prompt, max_tokens=num, **options).ids
+
+
 def fill(graphs: Any, cache: Any, prefix: list[int]) -> None:
     """Runs `prefix` through the prefill graphs into an empty cache."""
     for start, end in prefill_chunks(graphs.prefill_buckets, 0, len(prefix)):

@@ -16,6 +16,7 @@ from typing import Any
 import bundles
 import pytest
 import torch
+from drafting import decode, prompts
 from safetensors.torch import load_file
 
 from yggc.models.eagle import EagleConfig, EagleForCausalLM
@@ -57,16 +58,6 @@ def session() -> Session:
 def yggrt_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "yggrt", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def prompts(num: int, lengths: tuple[int, ...], seed: int = 5) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(3, 400) for _ in range(lengths[i % len(lengths)])] for i in range(num)]
-
-
-def decode(session: Session, prompt: Sequence[int], num: int, **options: Any) -> list[int]:
-    options = {"gated": False, "ignore_eos": True, **options}
-    return session.generate(prompt, max_tokens=num, **options).ids
 
 
 @pytest.mark.parametrize("tree", TREES)

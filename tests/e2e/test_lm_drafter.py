@@ -17,7 +17,7 @@ from typing import Any
 import bundles
 import pytest
 import torch
-from drafting import fill, full_tree_ids, random_tree
+from drafting import decode, fill, full_tree_ids, prompts, random_tree
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from yggrt.bundle import Bundle
@@ -57,16 +57,6 @@ def session_of(name: str) -> Session:
 @pytest.fixture(params=list(DRAFTERS))
 def session(request: pytest.FixtureRequest) -> Session:
     return session_of(request.param)
-
-
-def prompts(num: int, lengths: tuple[int, ...], seed: int = 5) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(3, 400) for _ in range(lengths[i % len(lengths)])] for i in range(num)]
-
-
-def decode(session: Session, prompt: Sequence[int], num: int, **options: Any) -> list[int]:
-    options = {"gated": False, "ignore_eos": True, **options}
-    return session.generate(prompt, max_tokens=num, **options).ids
 
 
 @pytest.mark.parametrize("tree", TREES)
