@@ -17,14 +17,13 @@ from yggc.models.checkpoint import (
     open_checkpoint,
     open_drafter,
 )
-from yggc.models.drafter import drafter_options, first_layers, head_formats, shared_bytes
-from yggc.models.eagle import EagleConfig
+from yggc.models.drafter import drafter_options, plan_drafter
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.source import hub_config, resolve_source, source_kind
 from yggc.models.wheel import WheelFile, is_fetched
 from yggc.preflight import COMPILE_BYTES, OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES
 from yggc.workdir import WorkDir
-from yggrt.core.footprint import Footprint, beside
+from yggrt.core.footprint import Footprint
 
 # Measured on two cores with AVX2: 60 s for a graph of 30 layers; one with a dynamic row count
 # takes a third more.
@@ -140,11 +139,7 @@ def _add_drafter(
     `verifier_formats` are the verifier's."""
     options, notes = drafter_options(config, found.config, context_limit(found.config))
     options, more = found.resolve(options)
-    model = empty_model(first_layers(found.config, config.self_layers or 0))
-    formats, _ = choose_formats(model, options, found.checkpoint)
-    if isinstance(found.config, EagleConfig):
-        formats = head_formats(formats, verifier.config, verifier_formats, config.dtype)
-    footprint = model_footprint(model, options, formats, drafts=True)
-    shared = shared_bytes(config, options, found.config, footprint, formats)
-    layers: int = model.config.num_hidden_layers
-    return layers, beside(taken, footprint, shared), [f"drafter: {n}" for n in (*notes, *more)]
+    theirs = (verifier.config, verifier_formats, taken)
+    plan = plan_drafter(config, options, found.config, found.checkpoint, theirs)
+    layers: int = plan.shape.num_hidden_layers
+    return layers, plan.total, [f"drafter: {n}" for n in (*notes, *more)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
+from yggc.models.checkpoint import Checkpoint, empty_model
 from yggc.models.eagle import EagleConfig
+from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.head import EMBEDDING, weight_name
-from yggrt.core.footprint import Footprint
+from yggrt.core.footprint import Footprint, beside
 from yggrt.core.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -73,31 +75,47 @@ def drafter_options(
     return options, notes
 
 
-def shared_bytes(
+class DrafterPlan(NamedTuple):
+    """A drafter's configuration, the formats of its matrices, what it and the verifier take
+    together, and what a user should be told.
+    """
+
+    shape: PreTrainedConfig
+    formats: dict[str, str]
+    total: Footprint
+    notes: list[str]
+
+
+def plan_drafter(
     config: BuildConfig,
     options: BuildConfig,
-    drafter: PreTrainedConfig,
-    footprint: Footprint,
-    formats: Mapping[str, str],
-) -> int:
-    """Bytes of the drafter's tensors that are the verifier's: all of its own layers in its own
-    formats, of a head the embedding.
+    found: PreTrainedConfig,
+    checkpoint: Checkpoint | None,
+    verifier: tuple[PreTrainedConfig, Mapping[str, str], Footprint],
+) -> DrafterPlan:
+    """What is drafted with, how it is stored and what that takes. `config` is resolved for the
+    verifier and `options` for the drafter, `found` is its configuration and `checkpoint` None
+    where that is all that is here; `verifier`: its configuration, formats and footprint.
     """
-    if isinstance(drafter, EagleConfig):
+    theirs, their_formats, taken = verifier
+    shape = first_layers(found, config.self_layers or 0)
+    model = empty_model(shape)
+    formats, notes = choose_formats(model, options, checkpoint)
+    if isinstance(found, EagleConfig):
+        # The embedding is the verifier's own tensor.
+        name = weight_name(theirs, "get_input_embeddings")
+        formats[EMBEDDING] = their_formats.get(name, config.dtype)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    formats = {name: form for name, form in formats.items() if name in names}
+    footprint = model_footprint(model, options, formats, drafts=True)
+    shared = 0
+    if isinstance(found, EagleConfig):
         form = FORMATS[formats[EMBEDDING]]
-        return form.num_bytes(drafter.vocab_size, drafter.hidden_size)
-    same = (options.quant, options.dtype) == (config.quant, config.dtype)
-    return footprint.weights_bytes if config.self_layers is not None and same else 0
-
-
-def head_formats(
-    formats: Mapping[str, str], verifier: PreTrainedConfig, given: Mapping[str, str], dtype: str
-) -> dict[str, str]:
-    """`formats` of a head with the embedding in the form that the verifier has it in: `given` are
-    the verifier's formats and `dtype` that of its other matrices.
-    """
-    name = weight_name(verifier, "get_input_embeddings")
-    return {**formats, EMBEDDING: given.get(name, dtype)}
+        shared = form.num_bytes(found.vocab_size, found.hidden_size)
+    elif config.self_layers is not None:
+        same = (options.quant, options.dtype) == (config.quant, config.dtype)
+        shared = footprint.weights_bytes if same else 0
+    return DrafterPlan(shape, formats, beside(taken, footprint, shared), notes)
 
 
 def check_same_tokens(

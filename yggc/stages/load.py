@@ -16,14 +16,12 @@ from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
 from yggc.models.drafter import (
     check_same_tokens,
     drafter_options,
-    first_layers,
-    head_formats,
-    shared_bytes,
+    plan_drafter,
 )
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.head import HeadCheckpoint
 from yggc.preflight import preflight
-from yggrt.core.footprint import Footprint, beside
+from yggrt.core.footprint import Footprint
 from yggrt.core.schema import Record, Source, TextInfo
 
 TOKENIZER_MEMBER = "tokenizer.json"
@@ -130,29 +128,22 @@ def _load_drafter(
     """The drafter, what both models take together, and what a user should be told; `taken` is what
     the verifier takes."""
     checkpoint = context.drafter_checkpoint
-    layers, is_head = config.self_layers, isinstance(checkpoint, HeadCheckpoint)
-    if layers is None and not is_head:
+    head = checkpoint if isinstance(checkpoint, HeadCheckpoint) else None
+    layers = config.self_layers
+    if layers is None and head is None:
         check_same_tokens(context.checkpoint.tokenizer, checkpoint.tokenizer)
     options, notes = drafter_options(config, checkpoint.config, context_limit(checkpoint.config))
     options, more = resolve(options, checkpoint)
-    shape = first_layers(checkpoint.config, layers or 0)
-    model = empty_model(shape)
-    formats, others = choose_formats(model, options, checkpoint)
-    if is_head:
-        theirs = context.checkpoint.config
-        formats = head_formats(formats, theirs, verifier.formats, verifier.dtype)
-    names = dict(model.named_parameters(remove_duplicate=False))
-    formats = {name: form for name, form in formats.items() if name in names}
-    footprint = model_footprint(model, options, formats, drafts=True)
-    shared = shared_bytes(config, options, shape, footprint, formats)
-    total = beside(taken, footprint, shared)
-    loaded = _loaded("drafter", options, checkpoint, shape.to_dict(), formats)
-    if isinstance(checkpoint, HeadCheckpoint):
-        loaded = msgspec.structs.replace(loaded, draft_ids=checkpoint.draft_ids)
+    theirs = (context.checkpoint.config, verifier.formats, taken)
+    plan = plan_drafter(config, options, checkpoint.config, checkpoint, theirs)
+    loaded = _loaded("drafter", options, checkpoint, plan.shape.to_dict(), plan.formats)
+    if head is not None:
+        loaded = msgspec.structs.replace(loaded, draft_ids=head.draft_ids)
     if layers is not None:
+        model = empty_model(plan.shape)
         count = sum(parameter.numel() for parameter in model.parameters())
-        return msgspec.structs.replace(loaded, num_parameters=count), total, notes
-    return loaded, total, [*notes, *more, *others, *checkpoint.notes]
+        return msgspec.structs.replace(loaded, num_parameters=count), plan.total, notes
+    return loaded, plan.total, [*notes, *more, *plan.notes, *checkpoint.notes]
 
 
 def _loaded(
