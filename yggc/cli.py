@@ -69,8 +69,10 @@ Sha256 = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Who guesses: ngram (default), self:LAYERS (the verifier's first layers), self (all "
-        "of it), or a model with the verifier's tokenizer, named as the verifier is.",
+        help="Who guesses: ngram (default), lookahead, a directory with an EAGLE head, "
+        "self:LAYERS (the verifier's first layers), self (all of it), or a model with the "
+        "verifier's tokenizer, named as the verifier is; +ngram behind a head or model adds "
+        "n-grams.",
         metavar="SRC",
     ),
 ]
@@ -80,7 +82,8 @@ DrafterSha256 = Annotated[
 DrafterQuant = Annotated[
     str | None,
     typer.Option(
-        help="The drafter's matrices, as --quant (auto: as the verifier's for self, else by file)."
+        help="The drafter's matrices, as --quant (auto: as the verifier's for self, int8 for a "
+        "head, else by file)."
     ),
 ]
 DrafterDtype = Annotated[
@@ -89,7 +92,8 @@ DrafterDtype = Annotated[
 DrafterWidths = Annotated[
     str | None,
     typer.Option(
-        help="Nodes that one pass of the drafter runs; a graph for each (default 1,4).",
+        help="Nodes that one pass of the drafter runs; a graph for each (default 1,4; for a head "
+        "1,4,8).",
         metavar="N,N",
     ),
 ]
