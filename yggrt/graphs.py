@@ -6,7 +6,7 @@ Knows rows, slots and tensors; knows nothing of text, drafters or acceptance.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from yggrt.core.errors import BundleError, RequestError
 from yggrt.core.passes import DraftOutput, PassOutput
 from yggrt.core.schema import DRAFTER_KINDS, VERIFIER_KINDS, GraphSpec, ModelInfo
 from yggrt.core.tree import TokenTree
+from yggrt.graph_inputs import GraphInputs, IntegersBySize
 from yggrt.kv import KvCache
 
 if TYPE_CHECKING:
@@ -35,12 +36,31 @@ def load_operators(path: Path) -> None:
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _mask(tree: TokenTree) -> torch.Tensor:
-    """[num_nodes, num_nodes] bool: the ancestors of each row, itself included."""
+def _mask(tree: TokenTree, num_rows: int) -> list[bytes | bytearray]:
+    """[num_rows, num_rows] bytes: the ancestors of each of the tree's rows, itself included;
+    padding sees itself.
+    """
     num = tree.num_nodes
     if tree.parents == tuple(range(-1, num - 1)):
-        return torch.ones(num, num, dtype=torch.bool).tril()
-    return torch.tensor(tree.ancestor_mask())
+        mask: list[bytes | bytearray] = [
+            b"\1" * seen + bytes(num_rows - seen) for seen in range(1, num + 1)
+        ]
+    else:
+        behind = bytes(num_rows - num)
+        mask = [bytes(row) + behind for row in tree.ancestor_mask()]
+    return mask + [_seeing([row], num_rows) for row in range(num, num_rows)]
+
+
+def _seeing(rows: Sequence[int], num_columns: int) -> bytearray:
+    """A row of a mask in which these tree rows are seen."""
+    mask = bytearray(num_columns)
+    for row in rows:
+        mask[row] = 1
+    return mask
+
+
+def _first(rows: torch.Tensor, num: int) -> torch.Tensor:
+    return rows if len(rows) == num else rows[:num]
 
 
 class CompiledPass:
@@ -63,6 +83,13 @@ class CompiledPass:
         # use_inactive, check_full_update, user_managed: pointers are stored, nothing is copied,
         # nothing is checked.
         self._loader.load_constants(constants, False, True, True)
+        # By how many rows they have, of which a dynamic graph takes several numbers.
+        self._inputs: dict[int, GraphInputs] = {}
+
+    @property
+    def feature_size(self) -> int:
+        """Values of the feature that a head reads beside each token; 0 for other graphs."""
+        return next((one.shape[-1] for one in self.spec.inputs if one.name == "features"), 0)
 
     def padded_rows(self, num_rows: int) -> int:
         """Rows that a call for `num_rows` rows computes."""
@@ -79,16 +106,14 @@ class CompiledPass:
         tree: TokenTree,
         length: int,
         row: int | None = None,
-        features: torch.Tensor | None = None,
+        features: Iterable[torch.Tensor] = (),
     ) -> list[torch.Tensor]:
         """ids, logits, hidden, hazards as tensors, padding rows included."""
-        num = tree.num_nodes
-        rows = self.padded_rows(num)
-        mask = torch.eye(rows, dtype=torch.bool)
-        mask[:num, :num] = _mask(tree)
+        rows = self.padded_rows(tree.num_nodes)
         positions = [length + depth for depth in tree.depths]
-        slots = torch.arange(length, length + rows)
-        return self.call(cache, tree.tokens, positions, slots, length, mask, row, features)
+        slots = range(length, length + rows)
+        mask = _mask(tree, rows)
+        return self._call(cache, tree.tokens, positions, slots, length, mask, row, features)
 
     def run_nodes(
         self,
@@ -96,7 +121,7 @@ class CompiledPass:
         tokens: Sequence[int],
         paths: Sequence[Sequence[int]],
         length: int,
-        features: torch.Tensor | None = None,
+        features: Iterable[torch.Tensor] = (),
     ) -> list[torch.Tensor]:
         """As `run`, for nodes of a tree whose other rows are in the cache already (see
         `DraftGraphs.draft`); padding goes to the slots behind the tree's.
@@ -105,44 +130,42 @@ class CompiledPass:
         if rows == 1:
             # Its mask has no room for ancestors, but those of a chain are as good as a prefix.
             length, paths = length + paths[0][-1], [(0,)]
-        mask = torch.zeros(rows, columns, dtype=torch.bool)
-        for row, path in enumerate(paths):
-            mask[row, list(path)] = True
+        num_padding = rows - len(paths)
+        mask: list[bytes | bytearray] = [_seeing(path, columns) for path in paths]
         # What a padding row sees is nobody's concern, as long as it is something.
-        mask[len(paths) :, 0] = True
-        own = [path[-1] for path in paths]
-        slots = [*own, *range(columns, columns + rows - len(own))]
+        mask += [_seeing((0,), columns)] * num_padding
+        slots = [length + path[-1] for path in paths]
+        slots += range(length + columns, length + columns + num_padding)
         positions = [length + len(path) - 1 for path in paths]
-        behind = length + torch.tensor(slots)
-        return self.call(cache, tokens, positions, behind, length, mask, features=features)
+        return self._call(cache, tokens, positions, slots, length, mask, None, features)
 
-    def call(
+    def _call(
         self,
         cache: KvCache,
         tokens: Sequence[int],
         positions: Sequence[int],
-        slots: torch.Tensor,
+        slots: Sequence[int],
         length: int,
-        mask: torch.Tensor,
-        row: int | None = None,
-        features: torch.Tensor | None = None,
+        mask: Sequence[bytes | bytearray],
+        row: int | None,
+        features: Iterable[torch.Tensor],
     ) -> list[torch.Tensor]:
         """The graph on rows that are padded in `slots` and `mask` already."""
-        padding = len(slots) - len(tokens)
-        last = cache.max_model_len - 1
-        clamped = [min(position, last) for position in positions] + [last] * padding
-        inputs = [
-            torch.tensor([*tokens, *[0] * padding]),
-            torch.tensor(clamped),
+        rows = len(slots)
+        inputs = self._inputs.get(rows)
+        if inputs is None:
+            inputs = self._inputs[rows] = GraphInputs(rows, len(mask[0]), self.feature_size)
+        last, num_padding = cache.max_model_len - 1, rows - len(tokens)
+        given = inputs.set(
+            [*tokens, *[0] * num_padding],
+            [min(position, last) for position in positions] + [last] * num_padding,
             slots,
-            torch.tensor([length]),
+            length,
             mask,
-        ]
-        if row is not None:
-            inputs.append(torch.tensor([row]))
-        if features is not None:
-            inputs.append(torch.nn.functional.pad(features, (0, 0, 0, padding)))
-        outputs: list[torch.Tensor] = self._loader.run([*inputs, *cache.tensors])
+            row,
+            features,
+        )
+        outputs: list[torch.Tensor] = self._loader.run([*given, *cache.tensors])
         return outputs
 
 
@@ -159,6 +182,7 @@ class _ModelGraphs:
             CompiledPass(spec, directory, constants) for spec, directory, constants in graphs
         ]
         passes.sort(key=lambda one: one.spec.max_rows)
+        self._sources, self._targets = IntegersBySize(), IntegersBySize()
         self._trees = [one for one in passes if one.spec.kind in ("verify", "draft")]
         self._prefill = [one for one in passes if one.spec.kind in ("prefill", "draft_prefill")]
 
@@ -183,20 +207,22 @@ class _ModelGraphs:
         cache: Any,
         tokens: Sequence[int],
         length: int,
-        features: torch.Tensor | None = None,
+        features: Iterable[torch.Tensor] = (),
     ) -> PassOutput:
         num = len(tokens)
         chain = TokenTree(tuple(tokens), tuple(range(-1, num - 1)), (1.0,) * num)
         compiled = next(one for one in self._prefill if one.spec.max_rows >= num)
         ids, logits, hidden, hazards = compiled.run(cache, chain, length, num - 1, features)
-        return PassOutput(ids.tolist(), logits, hidden[:num], hazards)
+        return PassOutput(ids.tolist(), logits, _first(hidden, num), hazards)
 
     def move(self, cache: Any, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Moves rows of the caches between slots; every load before any store."""
         moves = [pair for pair in zip(sources, targets, strict=True) if pair[0] != pair[1]]
         if moves:
             loads, stores = zip(*moves, strict=True)
-            self.operators.kv_commit(cache.tensors, torch.tensor(loads), torch.tensor(stores))
+            self.operators.kv_commit(
+                cache.tensors, self._sources.set(loads), self._targets.set(stores)
+            )
 
 
 class AotGraphs(_ModelGraphs):
@@ -234,7 +260,9 @@ class AotGraphs(_ModelGraphs):
                 "choose a smaller `verify` in --tree, or build with a larger bucket",
             )
         ids, logits, hidden, hazards = compiled.run(cache, tree, length)
-        return PassOutput(ids[:num].tolist(), logits[:num], hidden[:num], hazards[:num])
+        return PassOutput(
+            ids.tolist()[:num], _first(logits, num), _first(hidden, num), _first(hazards, num)
+        )
 
     def commit(self, cache: Any, length: int, path: Sequence[int]) -> None:
         self.move(
@@ -271,8 +299,7 @@ class AotDraftGraphs(_ModelGraphs):
 
     @property
     def feature_size(self) -> int:
-        reads = any(spec.name == "features" for spec in self._trees[0].spec.inputs)
-        return self.model.hidden_size if reads else 0
+        return self._trees[0].feature_size
 
     def draft(
         self,
@@ -280,7 +307,7 @@ class AotDraftGraphs(_ModelGraphs):
         tokens: Sequence[int],
         paths: Sequence[Sequence[int]],
         length: int,
-        features: torch.Tensor | None = None,
+        features: Iterable[torch.Tensor] = (),
     ) -> DraftOutput:
         num = len(tokens)
         # The graph of one row is for nodes whose path is the tree's first rows.
@@ -291,7 +318,7 @@ class AotDraftGraphs(_ModelGraphs):
             if one.spec.max_rows >= num and (one.spec.max_rows > 1 or is_chain)
         )
         _, logits, hidden, _ = compiled.run_nodes(cache, tokens, paths, length, features)
-        return DraftOutput(logits[:num], hidden[:num])
+        return DraftOutput(_first(logits, num), _first(hidden, num))
 
 
 def _load_parts(bundle: Bundle, unpacked: Path, kinds: Collection[str]) -> tuple[list[Part], Any]:

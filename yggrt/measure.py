@@ -168,8 +168,8 @@ def drafter_passes(graphs: DraftGraphs) -> list[TimedPass]:
         at = min(context, graphs.max_model_len - 1)
         return graphs.prefill(cache, (0,) * rows, at, features(rows))
 
-    def features(rows: int) -> torch.Tensor | None:
-        return torch.zeros(rows, graphs.feature_size) if graphs.feature_size else None
+    def features(rows: int) -> Sequence[torch.Tensor]:
+        return [torch.zeros(graphs.feature_size)] * rows if graphs.feature_size else []
 
     return [
         *(TimedPass("draft", width, partial(grow, width)) for width in graphs.widths),

@@ -101,7 +101,8 @@ def _check_against_eager(
         chain = _chain(known, draft.widths[-1])
         paths = [chain.path(row) for row in range(chain.num_nodes)]
         given = hidden[: chain.num_nodes] if draft.feature_size else None
-        found = draft.draft(draft.new_cache(), chain.tokens, paths, 0, given).logits
+        features = () if given is None else given
+        found = draft.draft(draft.new_cache(), chain.tokens, paths, 0, features).logits
         part = _compare(context, loaded.drafter, adapted.drafter, storage, chain, found, given)
         difference = max(difference, part)
     return difference

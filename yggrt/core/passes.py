@@ -7,7 +7,7 @@ unread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ class DraftGraphs(Protocol):
         tokens: Sequence[int],
         paths: Sequence[Sequence[int]],
         length: int,
-        features: torch.Tensor | None = None,
+        features: Iterable[torch.Tensor] = (),
     ) -> DraftOutput:
-        """Runs n nodes over a prefix of `length` committed rows; `features` [n, feature_size]
-        float32 if that is not 0.
+        """Runs n nodes over a prefix of `length` committed rows; `features` float32
+        [feature_size] each, or one tensor of them, if that is not 0.
 
         `paths[i]` has the tree rows from the root down to node i, ascending, its own last: row r
         of the tree lies at slot `length + r`. All but those of this call were run before.
@@ -134,7 +134,7 @@ class DraftGraphs(Protocol):
         cache: KvCache,
         tokens: Sequence[int],
         length: int,
-        features: torch.Tensor | None = None,
+        features: Iterable[torch.Tensor] = (),
     ) -> PassOutput:
         """As for Graphs, `features` as for `draft`."""
         ...

@@ -14,7 +14,7 @@ import torch
 
 from yggrt.core import schema
 from yggrt.core.passes import DraftGraphs, prefill_chunks
-from yggrt.drafters.model import ModelDrafter, Path
+from yggrt.drafters.model import ModelDrafter, Output, Path
 
 
 class EagleDrafter(ModelDrafter):
@@ -25,15 +25,29 @@ class EagleDrafter(ModelDrafter):
             graphs, parameters.temperatures, parameters.coverage, parameters.token_ids
         )
         # Row t: what token t reads. The first token has none before it.
-        self._features = torch.zeros(graphs.max_model_len + 1, graphs.feature_size)
+        self._table = torch.zeros(graphs.max_model_len + 1, graphs.feature_size)
+        self._features = self._table.unbind()
+        # What was observed since the last tree and is not in the table yet: many passes may be
+        # without one.
+        self._observed: list[tuple[int, torch.Tensor, Sequence[int]]] = []
         # What the head predicted at each node of the tree.
         self._predicted: dict[Path, torch.Tensor] = {}
 
     def observe(self, first: int, hidden: torch.Tensor, rows: Sequence[int]) -> None:
-        start = first + 1
-        end = min(start + len(rows), len(self._features))
-        if end > start:
-            self._features[start:end] = hidden[list(rows[: end - start])]
+        self._observed.append((first + 1, hidden, rows))
+        if len(rows) > 1 + self._graphs.widths[-1]:
+            self._store()
+
+    def _store(self) -> None:
+        """Brings what was observed into the table."""
+        for start, hidden, rows in self._observed:
+            kept = rows[: len(self._features) - start]
+            if isinstance(kept, range):
+                self._table[start : start + len(kept)] = hidden[kept.start : kept.stop]
+            else:
+                for at, row in enumerate(kept, start):
+                    self._features[at].copy_(hidden[row])
+        self._observed.clear()
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._rows:
@@ -44,28 +58,33 @@ class EagleDrafter(ModelDrafter):
 
     def rewind(self, num_tokens: int) -> None:
         super().rewind(num_tokens)
+        self._store()
         self._predicted = {}
 
-    def _run_root(self) -> torch.Tensor:
+    def _run_root(self) -> Output:
+        self._store()
         root, graphs, cache = len(self._ids) - 1, self._graphs, self._cache
         self._length = min(self._length, root)
-        if root + 1 - self._length <= graphs.widths[-1]:
-            tokens, features = self._ids[self._length :], self._features[self._length : root + 1]
+        first, tokens = self._length, self._ids[self._length :]
+        if len(tokens) <= graphs.widths[-1]:
             chain = [range(end) for end in range(1, len(tokens) + 1)]
-            logits, hidden = graphs.draft(cache, tokens, chain, self._length, features)
+            features = self._features[first : root + 1]
+            logits, hidden = graphs.draft(cache, tokens, chain, first, features)
+            output = logits, len(tokens) - 1
         else:
-            for first, last in prefill_chunks(graphs.prefill_buckets, self._length, root + 1):
-                tokens, features = self._ids[first:last], self._features[first:last]
-                _, logits, hidden, _ = graphs.prefill(cache, tokens, first, features)
+            for begin, end in prefill_chunks(graphs.prefill_buckets, first, root + 1):
+                features = self._features[begin:end]
+                _, logits, hidden, _ = graphs.prefill(cache, self._ids[begin:end], begin, features)
+            output = logits, 0
         self._length = root
         self._rows, self._predicted = {(): 0}, {(): hidden[-1]}
-        return logits[-1]
+        return output
 
     def _run_nodes(self, nodes: Sequence[Path]) -> torch.Tensor:
-        features = torch.stack(
-            [self._predicted[path[:-1]] if path else self._features[len(self._ids) - 1]
-             for path in nodes]
-        )  # fmt: skip
+        features = [
+            self._predicted[path[:-1]] if path else self._features[len(self._ids) - 1]
+            for path in nodes
+        ]
         logits, hidden = self._graphs.draft(
             self._cache, self._node_tokens(nodes), self._node_rows(nodes), self._length, features
         )

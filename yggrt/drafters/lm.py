@@ -14,7 +14,7 @@ import torch
 
 from yggrt.core import schema
 from yggrt.core.passes import DraftGraphs, prefill_chunks
-from yggrt.drafters.model import ModelDrafter, Path
+from yggrt.drafters.model import ModelDrafter, Output, Path
 
 
 class LmDrafter(ModelDrafter):
@@ -43,28 +43,31 @@ class LmDrafter(ModelDrafter):
             self._rows = {}
         self._ids += tokens
 
-    def _run_root(self) -> torch.Tensor:
+    def _run_root(self) -> Output:
         root = len(self._ids) - 1
         self._length = min(self._length, root)
         pending = self._ids[self._length :]
         if len(pending) <= self._graphs.widths[-1]:
             chain = [range(end) for end in range(1, len(pending) + 1)]
-            logits = self._draft(pending, chain)[-1]
+            output = self._draft(pending, chain), len(pending) - 1
         else:
             buckets, cache = self._graphs.prefill_buckets, self._cache
             for first, last in prefill_chunks(buckets, self._length, root + 1):
                 tokens = self._embeddable(self._ids[first:last])
-                logits = self._graphs.prefill(cache, tokens, first).logits[0, : self._num_ids]
+                output = self._known(self._graphs.prefill(cache, tokens, first).logits), 0
         self._length = root
         self._rows = {(): 0}
-        return logits
+        return output
 
     def _run_nodes(self, nodes: Sequence[Path]) -> torch.Tensor:
         return self._draft(self._node_tokens(nodes), self._node_rows(nodes))
 
     def _draft(self, tokens: Sequence[int], rows: Sequence[Sequence[int]]) -> torch.Tensor:
         out = self._graphs.draft(self._cache, self._embeddable(tokens), rows, self._length)
-        return out.logits[:, : self._num_ids]
+        return self._known(out.logits)
+
+    def _known(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if logits.shape[1] == self._num_ids else logits[:, : self._num_ids]
 
     def _embeddable(self, tokens: Sequence[int]) -> list[int]:
         last = self._graphs.vocab_size - 1

@@ -19,6 +19,8 @@ from yggrt.drafters import Candidate, Drafter, Noise
 NOISE_POOL = 512
 
 Path: TypeAlias = tuple[int, ...]
+# Logits of a pass, [rows, vocab], and which row is meant.
+Output: TypeAlias = tuple[torch.Tensor, int]
 # An operator: logits [n, vocab] and temperatures [n] float32, k -> places [n, k] int64 of the k
 # largest of each row, and their shares [n, k] float32.
 TopShares: TypeAlias = Callable[
@@ -44,7 +46,10 @@ class ModelDrafter(Drafter, ABC):
         self._graphs = graphs
         self._cache = graphs.new_cache()
         self._temperatures, self._coverage = temperatures, coverage
-        self._token_ids = torch.tensor(token_ids) if token_ids else None
+        self._token_ids = tuple(token_ids)
+        self._token_id_tensor = torch.tensor(token_ids) if token_ids else None
+        # By the depths that nodes are at, of which there are few.
+        self._scales: dict[tuple[int, ...], torch.Tensor] = {}
         self._noise: Noise | None = None
         self._ids: list[int] = []
         self._length = 0
@@ -76,13 +81,16 @@ class ModelDrafter(Drafter, ABC):
         known = [path for path in asked if root + len(path) < self.max_model_len]
         if not known:
             return [[] for _ in asked]
-        found = iter(self._children(torch.stack(self.logits(known)), known, num))
+        found = iter(self._children(_together(self._outputs(known)), known, num))
         return [next(found) if root + len(path) < self.max_model_len else [] for path in asked]
 
     def logits(self, paths: Sequence[Path]) -> list[torch.Tensor]:
         """The model's logits after each node; runs ancestors that nobody asked for first. No node
         is beyond `max_model_len`."""
-        found: dict[Path, torch.Tensor] = {}
+        return [logits[row] for logits, row in self._outputs(paths)]
+
+    def _outputs(self, paths: Sequence[Path]) -> list[Output]:
+        found: dict[Path, Output] = {}
         if () not in self._rows:
             found[()] = self._run_root()
         above = {path[:end] for path in paths for end in range(1, len(path))} - self._rows.keys()
@@ -95,11 +103,12 @@ class ModelDrafter(Drafter, ABC):
                 for path in nodes:
                     self._rows.setdefault(path, len(self._rows))
                 assert len(self._rows) <= self.max_expanded, "the engine keeps trees below it"
-                found.update(zip(nodes, self._run_nodes(nodes), strict=True))
+                logits = self._run_nodes(nodes)
+                found.update((path, (logits, row)) for row, path in enumerate(nodes))
         return [found[path] for path in paths]
 
     @abstractmethod
-    def _run_root(self) -> torch.Tensor:
+    def _run_root(self) -> Output:
         """Runs the root and whatever stands between it and the cache's rows, makes it row 0 of the
         tree and returns the logits after it."""
 
@@ -118,19 +127,31 @@ class ModelDrafter(Drafter, ABC):
         self, logits: torch.Tensor, paths: Sequence[Path], num: int
     ) -> list[list[Candidate]]:
         """The best children of nodes; logits [n, vocab]."""
-        temperatures = torch.tensor([_at_depth(self._temperatures, path) for path in paths])
-        ids = self._token_ids
+        depths = tuple(map(len, paths))
+        temperatures = self._scales.get(depths)
+        if temperatures is None:
+            scales = [_at_depth(self._temperatures, path) for path in paths]
+            temperatures = self._scales[depths] = torch.tensor(scales)
         if self._noise is None:
             operator = self._graphs.top_shares
-            found = best_children(logits, temperatures, num, ids, operator)
+            found = best_children(logits, temperatures, num, self._token_ids, operator)
         else:
-            positions = [len(self._ids) + len(path) for path in paths]
+            positions, ids = [len(self._ids) + len(path) for path in paths], self._token_id_tensor
             found = coupled_children(logits, temperatures, num, self._noise, positions, ids)
         covered = [_at_depth(self._coverage, path) for path in paths]
         return [
             [(token, share * probability) for token, probability in children]
             for share, children in zip(covered, found, strict=True)
         ]
+
+
+def _together(outputs: Sequence[Output]) -> torch.Tensor:
+    """The logits of all, [n, vocab]; those of one pass, in its order, are not copied."""
+    logits, first = outputs[0]
+    if all(one is logits and row == first + i for i, (one, row) in enumerate(outputs)):
+        some = logits if len(logits) == len(outputs) else logits[first : first + len(outputs)]
+        return some.contiguous()
+    return torch.stack([one[row] for one, row in outputs])
 
 
 def _at_depth(values: Sequence[float], path: Path) -> float:
@@ -142,21 +163,20 @@ def best_children(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     num: int,
-    token_ids: torch.Tensor | None = None,
+    token_ids: Sequence[int] = (),
     top_shares: TopShares | None = None,
 ) -> list[list[Candidate]]:
     """Per row of logits [n, vocab] the `num` most likely tokens and their shares at the row's
-    temperature; `token_ids` as for `coupled_children`, `top_shares` an operator library's.
+    temperature; `token_ids` has the verifier's ids of the columns where they are not its own,
+    `top_shares` is an operator library's.
     """
     num = min(num, logits.shape[1])
     if top_shares is not None:
-        tokens, shares = top_shares(logits, temperatures, num)
-        return _pairs(tokens if token_ids is None else token_ids[tokens], shares)
-    values, tokens = logits.topk(num)
-    tokens = tokens if token_ids is None else token_ids[tokens]
+        return _pairs(*top_shares(logits, temperatures, num), token_ids)
+    values, columns = logits.topk(num)
     scale = temperatures[:, None]
     shares = torch.exp(values / scale - torch.logsumexp(logits / scale, 1, keepdim=True))
-    return _pairs(tokens, shares)
+    return _pairs(columns, shares, token_ids)
 
 
 def coupled_children(
@@ -177,8 +197,8 @@ def coupled_children(
     + T G here. Tokens outside the pool count in the sum as if they had no noise. `token_ids` has
     the verifier's ids of the columns where they are not its own.
     """
-    pool, tokens = logits.topk(min(NOISE_POOL, logits.shape[1]))
-    tokens = tokens if token_ids is None else token_ids[tokens]
+    pool, columns = logits.topk(min(NOISE_POOL, logits.shape[1]))
+    tokens = columns if token_ids is None else token_ids[columns]
     scale = temperatures[:, None].double()
     gumbel = [noise(position, row) for position, row in zip(positions, tokens, strict=True)]
     perturbed = (pool + noise.temperature * torch.stack(gumbel)) / scale
@@ -191,6 +211,14 @@ def coupled_children(
     return _pairs(tokens.gather(1, places), torch.exp(values - best) / total)
 
 
-def _pairs(tokens: torch.Tensor, shares: torch.Tensor) -> list[list[Candidate]]:
-    rows = zip(tokens.tolist(), shares.clamp(max=1.0).tolist(), strict=True)
-    return [list(zip(*row, strict=True)) for row in rows]
+def _pairs(
+    columns: torch.Tensor, shares: torch.Tensor, token_ids: Sequence[int] = ()
+) -> list[list[Candidate]]:
+    found = []
+    for row, row_shares in zip(columns.tolist(), shares.tolist(), strict=True):
+        tokens = [token_ids[column] for column in row] if token_ids else row
+        # Rounding may leave a share above 1.
+        found.append(
+            [(token, min(1.0, one)) for token, one in zip(tokens, row_shares, strict=True)]
+        )
+    return found
