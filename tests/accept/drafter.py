@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prompts import rows
+from prompts import chat_sets
 
 from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
@@ -41,7 +41,6 @@ from yggrt.interval import bootstrap_interval
 from yggrt.loading import load_draft_graphs, load_graphs, load_text
 from yggrt.replay import replay
 from yggrt.scheduling import record_answers, with_hidden
-from yggrt.text import Text
 
 # Of the table: 16 nodes of the head's, at most 21 with n-grams, the root beside them.
 HEAD = "egt:width=4,depth=4,children=16,verify=17"
@@ -49,21 +48,6 @@ JOINED = "egt:width=4,depth=4,children=16,verify=22"
 NGRAM = "egt:width=2,depth=8,children=4,verify=22"
 CHAIN = "sequence:depth=5"
 CONTEXT = 200
-
-
-def prompt_sets(text: Text, num: int, room: int) -> dict[str, list[list[int]]]:
-    """Every set's first prompts as the user's message of a chat, and HumanEval's raw, too."""
-    texts = {
-        "HumanEval": [row["prompt"] for row in rows("humaneval.jsonl")],
-        "GSM8K": [row["question"] for row in rows("gsm8k_test.jsonl")],
-        "Vicuna": [row["turns"][0] for row in rows("vicuna_bench_question.jsonl")],
-    }
-    found = {
-        name: [text.encode_chat([{"role": "user", "content": one}])[:room] for one in some[:num]]
-        for name, some in texts.items()
-    }
-    found["HumanEval, raw"] = [text.encode(one)[:room] for one in texts["HumanEval"][:num]]
-    return found
 
 
 def lengths(drafter: Drafter, spec: str, recordings: Sequence[Recording]) -> list[float]:
@@ -127,7 +111,7 @@ def main() -> None:
     print("|---|" + "---|" * len(ways))
     report: dict[str, Any] = {}
     room = graphs.max_model_len - options.tokens - 1
-    for name, prompts in prompt_sets(text, options.num, room).items():
+    for name, prompts in chat_sets(text, options.num, room).items():
         answers, _ = record_answers(
             graphs, NgramDrafter(DEFAULT_PARAMETERS), prompts, options.tokens,
             manifest.model.eos_ids,

@@ -1,4 +1,4 @@
-"""Evaluation prompts as ids: HumanEval raw, GSM8K questions as chat messages."""
+"""Evaluation prompts as ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def evaluation_ids(text: Text, num: int, max_prompt: int = 512) -> dict[str, list[list[int]]]:
-    """`num` prompts of each set; raises FileNotFoundError naming the data that is missing."""
+    """`num` prompts of HumanEval, raw, and of GSM8K, as chat messages; raises FileNotFoundError
+    naming the data that is missing.
+    """
     humaneval = [row["prompt"] for row in rows("humaneval.jsonl")[:num]]
     questions = [row["question"] for row in rows("gsm8k_test.jsonl")[:num]]
     return {
@@ -26,3 +28,18 @@ def evaluation_ids(text: Text, num: int, max_prompt: int = 512) -> dict[str, lis
 def rows(name: str) -> list[dict[str, str]]:
     """The objects of one evaluation file."""
     return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+def chat_sets(text: Text, num: int, room: int) -> dict[str, list[list[int]]]:
+    """Every set's first prompts as the user's message of a chat, and HumanEval's raw, too."""
+    texts = {
+        "HumanEval": [row["prompt"] for row in rows("humaneval.jsonl")],
+        "GSM8K": [row["question"] for row in rows("gsm8k_test.jsonl")],
+        "Vicuna": [row["turns"][0] for row in rows("vicuna_bench_question.jsonl")],
+    }
+    found = {
+        name: [text.encode_chat([{"role": "user", "content": one}])[:room] for one in some[:num]]
+        for name, some in texts.items()
+    }
+    found["HumanEval, raw"] = [text.encode(one)[:room] for one in texts["HumanEval"][:num]]
+    return found
