@@ -55,6 +55,23 @@ class SoftCrossEntropy(torch.autograd.Function):
         return by_feature * gradient[:, None], None, None
 
 
+@torch.no_grad()
+def first_choices(features: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """int64 [N]: the row of `head` [V, hidden] with the largest logit, for each of `features`
+    [N, hidden].
+    """
+    found = [(rows.to(head.dtype) @ head.T).argmax(-1) for rows in features.split(CHUNK_ROWS)]
+    return torch.cat(found)
+
+
+def weighted_mean(losses: torch.Tensor, chosen: torch.Tensor, weight: float) -> torch.Tensor:
+    """The mean of `losses` [N] with `weight` where `chosen` (bool [N]) and 1 elsewhere, over the
+    sum of the weights.
+    """
+    weights = torch.where(chosen, weight, 1.0)
+    return (losses * weights).sum() / weights.sum()
+
+
 def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(rows head^T) head and the softmax's log sum, float32 [N, hidden] and [N]."""
     logits = rows @ head.T

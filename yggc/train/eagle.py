@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from yggc.models.eagle import EagleForCausalLM
 from yggc.train.batches import Batch
-from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
+from yggc.train.cross_entropy import SoftCrossEntropy, first_choices, mean_rows, weighted_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +144,22 @@ def _delay(rows: torch.Tensor, num: int) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class LossWeights:
     """feature, token: of the two losses. decay: of each step relative to the one before.
-    temperature: of the verifier's distribution.
+    temperature: of the verifier's distribution. rejected: of a query's token loss where its draft
+    is rejected, beside 1 for the others; None for a plain mean.
     """
 
     feature: float = 1.0
     token: float = 1.0
     decay: float = 0.8
     temperature: float = 1.0
+    rejected: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`total` is what is minimised; the parts [num_steps] are means over a step's queries."""
+    """`total` is what is minimised; the parts [num_steps] are means over a step's queries, of
+    `token` weighted ones.
+    """
 
     total: torch.Tensor
     feature: torch.Tensor
@@ -167,12 +171,18 @@ def losses(
 ) -> Losses:
     """The losses of `unroll`'s features. head: [draft_vocab, hidden], in the dtype to compute
     in.
+
+    A draft is rejected at its first step whose likeliest id is not the verifier's likeliest draft
+    id; what it says behind that is never looked at, so those queries are no rejections. An id that
+    cannot be drafted is none that could be learned.
     """
     num = batch.num_queries
     wanted = batch.features[:, -num:]
     valid = batch.valid
     flat = wanted[valid]
     target = mean_rows(flat, head, weights.temperature)
+    choices = None if weights.rejected is None else first_choices(flat, head)
+    alive = valid
     total = torch.zeros((), device=flat.device)
     parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for step, found in enumerate(steps):
@@ -182,7 +192,16 @@ def losses(
         if not len(rows):
             break
         feature = functional.smooth_l1_loss(rows, flat[chosen].float())
-        token = SoftCrossEntropy.apply(rows, head, target[chosen]).mean()
+        by_query = SoftCrossEntropy.apply(rows, head, target[chosen])
+        if choices is None or weights.rejected is None:
+            token = by_query.mean()
+        else:
+            wrong = torch.zeros_like(valid)
+            wrong[reached] = first_choices(rows, head) != choices[chosen]
+            # A step's query belongs to the draft whose step before was one query before.
+            alive = valid if step == 0 else functional.pad(alive[:, :-1], (1, 0)) & reached
+            token = weighted_mean(by_query, (alive & wrong)[reached], weights.rejected)
+            alive = alive & ~wrong
         total = total + weights.decay**step * (weights.feature * feature + weights.token * token)
         parts[0].append(feature.detach())
         parts[1].append(token.detach())

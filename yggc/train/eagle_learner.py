@@ -70,7 +70,13 @@ class EagleOptions(TrainOptions):
 
     @property
     def loss_weights(self) -> LossWeights:
-        return LossWeights(self.feature_weight, self.token_weight, self.decay, self.temperature)
+        return LossWeights(
+            self.feature_weight,
+            self.token_weight,
+            self.decay,
+            self.temperature,
+            self.rejected_weight,
+        )
 
 
 class EagleLearner:
