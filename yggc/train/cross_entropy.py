@@ -8,6 +8,8 @@ import torch
 
 # Rows whose logits are in memory at once.
 CHUNK_ROWS = 512
+# Fewer where both models' are, in float32.
+TRAINED_ROWS = 128
 
 
 @torch.no_grad()
@@ -81,3 +83,61 @@ def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, to
     total = weights.sum(-1).float()
     mean = (weights @ head).float() / total[:, None]
     return mean, total.log() + top[:, 0].float()
+
+
+class TrainedHeadCrossEntropy(torch.autograd.Function):
+    """`apply(hidden [N, h], head [V, h], features [N, hidden], verifier_head [V, hidden],
+    temperature, rejected)` -> float32 []: the mean cross entropy of softmax(hidden head^T) against
+    softmax(features verifier_head^T / temperature), with gradients for `hidden` and `head`.
+
+    Products are in the dtype of `verifier_head`, what follows in float32. Of all logits a chunk of
+    rows is in memory: the gradients are made along with the loss. rejected: the weight of a row
+    whose likeliest id is not the verifier's, beside 1 for the others; None for a plain mean.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        features: torch.Tensor,
+        verifier_head: torch.Tensor,
+        temperature: float,
+        rejected: float | None,
+    ) -> torch.Tensor:
+        dtype = verifier_head.dtype
+        matrix = head.to(dtype)
+        by_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        by_hidden = []
+        total = torch.zeros((), device=head.device)
+        weight_sum = torch.zeros((), device=head.device)
+        # No product is to be rounded further than it says above.
+        with torch.autocast(head.device.type, enabled=False):
+            for rows, wanted in zip(
+                hidden.to(dtype).split(TRAINED_ROWS),
+                features.to(dtype).split(TRAINED_ROWS),
+                strict=True,
+            ):
+                logits = (rows @ matrix.T).float()
+                target = (wanted @ verifier_head.T).float()
+                weights = torch.ones(len(rows), device=head.device)
+                if rejected is not None:
+                    weights[logits.argmax(-1) != target.argmax(-1)] = rejected
+                target = target.div_(temperature).softmax(-1)
+                log_sum = logits.logsumexp(-1)
+                found = log_sum - torch.linalg.vecdot(target, logits)
+                total += (weights * found).sum()
+                weight_sum += weights.sum()
+                by_logits = (
+                    logits.sub_(log_sum[:, None]).exp_().sub_(target).mul_(weights[:, None])
+                )
+                by_logits = by_logits.to(dtype)
+                by_hidden.append((by_logits @ matrix).float())
+                by_head += by_logits.T @ rows
+        ctx.save_for_backward(torch.cat(by_hidden).div_(weight_sum), by_head.div_(weight_sum))
+        return total / weight_sum
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        by_hidden, by_head = ctx.saved_tensors
+        return by_hidden * gradient, by_head * gradient, None, None, None, None
