@@ -19,6 +19,7 @@ COMMANDS = [
     [str(HERE / "sampling.py"), "tiny"],
     [str(HERE / "sampling.py"), "smol", "--rotate", "--num-prompts", "4"],
     [str(HERE / "sampling.py"), "smol", "--cost", "--num-prompts", "6"],
+    [str(HERE / "trained.py")],
     [str(HERE / "speed.py")],
     [str(HERE / "memory.py")],
     [str(HERE / "bare_install.py")],

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig
 
 from yggc.models.eagle import EagleConfig, EagleForCausalLM, head_config
-from yggc.train.batches import collate
-from yggc.train.eagle import Batch, LossWeights, SoftCrossEntropy, losses, mean_rows, unroll
+from yggc.train.batches import Batch, collate
+from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
+from yggc.train.eagle import LossWeights, losses, unroll
 from yggc.train.features import StoredFeatures
 from yggc.train.texts import Row
 
@@ -131,3 +132,32 @@ def test_padding_changes_no_loss(
         parts(collate([one], StoredFeatures(features), torch.device("cpu")))[0] for one in ROWS
     )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_draft_is_rejected_at_its_first_wrong_step(
+    head: EagleForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
+) -> None:
+    matrix = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(4))
+    steps = unroll(head, batch, head.model.embed_tokens(batch.ids), STEPS)
+    found = losses(steps, batch, matrix, LossWeights(rejected=3.0)).token
+    # Draft by draft, as decoding compares them.
+    sums = np.zeros((STEPS, 2))
+    num_rejected = [0] * STEPS
+    for one in ROWS:
+        ids, true = torch.from_numpy(one.ids).long(), features[one.digest].float()
+        for root in range(one.num_prompt - 1, len(ids) - 1):
+            rejected = False
+            for step, made in enumerate(drafted(head, ids, true, root)):
+                logits, wanted = matrix @ made, matrix @ true[root + step]
+                is_first = not rejected and logits.argmax() != wanted.argmax()
+                rejected |= bool(is_first)
+                num_rejected[step] += bool(is_first)
+                weight = 3.0 if is_first else 1.0
+                loss = torch.nn.functional.cross_entropy(logits[None], wanted.softmax(-1)[None])
+                sums[step] += weight * loss.item(), weight
+    assert all(num_rejected[:2])
+    np.testing.assert_allclose(found.numpy(), sums[:, 0] / sums[:, 1], rtol=1e-4)
+    equal = losses(steps, batch, matrix, LossWeights(rejected=1.0)).token
+    plain = losses(steps, batch, matrix, LossWeights()).token
+    torch.testing.assert_close(equal, plain)
+    assert not torch.allclose(found, plain)
