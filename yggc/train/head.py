@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from yggc.errors import SourceError, StageError
 from yggc.models.eagle import EagleConfig
-from yggc.models.head import DRAFT_IDS
+from yggc.models.head_layouts import DRAFT_IDS
 from yggc.models.shards import SINGLE
 from yggc.models.source import ResolvedSource
 
