@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig
 
 from yggc.models.eagle import EagleConfig, EagleForCausalLM, head_config
-from yggc.train.batches import collate
-from yggc.train.eagle import Batch, LossWeights, SoftCrossEntropy, losses, mean_rows, unroll
+from yggc.train.batches import Batch, collate
+from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
+from yggc.train.eagle import LossWeights, losses, unroll
 from yggc.train.features import StoredFeatures
 from yggc.train.texts import Row
 

@@ -7,16 +7,58 @@ what it would have seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from yggc.train.eagle import Batch
 from yggc.train.features import Features
 from yggc.train.texts import Row
 
 # Rows of similar length share a batch; they are sorted within pools of so many batches.
 POOL_BATCHES = 64
+# Response tokens that one thread passes through at a time; a batch is so many of these.
+MICRO_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B rows of text, their prompts ending in the same column.
+
+    Columns 0 .. C-1 are the tokens but the last. The last R columns are the queries: column
+    C - R is the prompt's last token, which predicts the response's first. Padding stands before a
+    prompt and behind a response.
+
+    ids: int64 [B, C]; next_ids: int64 [B, R], the token behind each query's
+    positions: int64 [B, C], negative before the prompt
+    features: [B, C, hidden] of each token; given: [B, C, hidden] of the token before, zero for
+    token 0
+    valid: bool [B, R], queries with a token behind them
+    """
+
+    ids: torch.Tensor
+    next_ids: torch.Tensor
+    positions: torch.Tensor
+    features: torch.Tensor
+    given: torch.Tensor
+    valid: torch.Tensor
+
+    @property
+    def num_queries(self) -> int:
+        return self.valid.shape[1]
+
+    @property
+    def first_query(self) -> int:
+        return self.ids.shape[1] - self.num_queries
+
+    def with_given(self, given: torch.Tensor) -> Batch:
+        return replace(self, given=given)
+
+    def valid_at(self, step: int) -> torch.Tensor:
+        """Queries [B, R] that a draft can reach in `step`: it begins at a query."""
+        reached = self.valid.clone()
+        reached[:, :step] = False
+        return reached
 
 
 def epoch_batches(
@@ -44,6 +86,17 @@ def pack(rows: Sequence[Row], batch_tokens: int) -> list[list[Row]]:
             batches.append([])
         batches[-1].append(row)
     return batches
+
+
+def first_batches(rows: Sequence[Row], num_tokens: int) -> list[list[Row]]:
+    """Micro-batches of the first rows with so many response tokens, of one row at least."""
+    chosen: list[Row] = []
+    for row in rows:
+        if chosen and num_tokens < row.num_response:
+            break
+        num_tokens -= row.num_response
+        chosen.append(row)
+    return pack(sorted(chosen, key=lambda row: row.num_response), MICRO_TOKENS)
 
 
 def collate(rows: Sequence[Row], features: Features, device: torch.device) -> Batch:

@@ -1,8 +1,9 @@
-"""The model card of a trained head."""
+"""The model card of a trained drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,29 @@ from yggc.train.head import replace_file
 from yggc.train.validate import TOP
 
 
-def write_card(path: Path, record: Mapping[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a card says of a kind of drafter.
+
+    title: of the card, before the verifier's name; noun: what a sentence calls it; text: lines
+    about what it is; training: of a step, with its comma, or empty; measured: of the agreement.
+    """
+
+    title: str
+    noun: str
+    text: tuple[str, ...]
+    training: str
+    measured: str
+
+
+def write_card(path: Path, record: Mapping[str, Any], about: About) -> None:
     """Writes `record`, what training.json holds, as a README.md."""
-    text = card_text(record)
+    text = card_text(record, about)
     replace_file(path, lambda partial: partial.write_text(text))
 
 
-def card_text(record: Mapping[str, Any]) -> str:
-    verifier, options, text = record["verifier"], record["options"], record["text"]
+def card_text(record: Mapping[str, Any], about: About) -> str:
+    verifier, text = record["verifier"], record["text"]
     license_name = verifier["license"]
     files = ", ".join(f"`{name}` (SHA-256 {digest})" for name, digest in verifier["files"].items())
     lines = [
@@ -25,33 +41,29 @@ def card_text(record: Mapping[str, Any]) -> str:
         f"license: {license_name}",
         "---",
         "",
-        f"# EAGLE head for {verifier['location']}",
+        f"# {about.title} for {verifier['location']}",
         "",
-        "Drafts tokens for one verifier: from its last hidden state and the next token's",
-        "embedding it predicts the next hidden state (EAGLE, arXiv 2401.15077), and the",
-        f"verifier's own output head, cut to {options['draft_vocab']} ids, makes tokens of it. "
-        f"{record['parameters'] / 1e6:.1f} M parameters; the",
-        "embedding and the output head are the verifier's and are not stored here.",
+        *about.text,
         "",
         f"- Verifier: {verifier['kind']} `{verifier['location']}`; {files}",
         f"- Text: {text['rows']} rows with {text['response_tokens']} response tokens that the "
         f"verifier wrote itself (digest {text['sha256'][:16]}); {text['held_out_rows']} rows were "
         "held out by their prompts",
         f"- Training: {record['steps']} steps, {record['tokens']} response tokens passed, "
-        f"{options['num_steps']} draft steps each, {record['seconds'] / 60:.0f} minutes on "
-        f"{record['machine']} with {record['threads']} threads",
+        f"{about.training}{record['seconds'] / 60:.0f} minutes on {record['machine']} with "
+        f"{record['threads']} threads",
         f"- Licence: {license_name}, the verifier's",
         "",
         "```",
         record["command"],
         "```",
         "",
-        *_agreement(record["best"]),
+        *_agreement(record["best"], about),
     ]
     return "\n".join(lines)
 
 
-def _agreement(best: Mapping[str, Any]) -> list[str]:
+def _agreement(best: Mapping[str, Any], about: About) -> list[str]:
     found = best.get("validation")
     if not found:
         return ["No rows were held out, so no agreement was measured.", ""]
@@ -63,8 +75,7 @@ def _agreement(best: Mapping[str, Any]) -> list[str]:
     return [
         f"Share of {found['num_tokens']} held-out response tokens (step {best['step']}) in which "
         "the verifier's first choice",
-        "is among the head's first ones. Draft step 1 reads the verifier's features, later ones "
-        "the head's own.",
+        f"is among the {about.noun}'s first ones. {about.measured}",
         "",
         f"| draft step | {heads} |",
         "|" + "---|" * (len(TOP) + 1),

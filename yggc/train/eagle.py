@@ -9,57 +9,30 @@ rows with the verifier's features up to where the draft begins and to the draft'
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from yggc.models.eagle import EagleForCausalLM
-
-# Rows whose logits are in memory at once.
-CHUNK_ROWS = 512
+from yggc.train.batches import Batch
+from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """B rows of text, their prompts ending in the same column.
-
-    Columns 0 .. C-1 are the tokens but the last. The last R columns are the queries: column
-    C - R is the prompt's last token, which predicts the response's first. Padding stands before a
-    prompt and behind a response.
-
-    ids: int64 [B, C]; next_ids: int64 [B, R], the token behind each query's
-    positions: int64 [B, C], negative before the prompt
-    features: [B, C, hidden] of each token; given: [B, C, hidden] of the token before, zero for
-    token 0
-    valid: bool [B, R], queries with a token behind them
+class Frozen:
+    """The verifier's part of a head: `embedding` [vocab, hidden] and the drafting `head`
+    [draft_vocab, hidden], both in the dtype to compute in; embeddings times `scale` have the
+    features' size.
     """
 
-    ids: torch.Tensor
-    next_ids: torch.Tensor
-    positions: torch.Tensor
-    features: torch.Tensor
-    given: torch.Tensor
-    valid: torch.Tensor
+    embedding: torch.Tensor
+    head: torch.Tensor
+    scale: float
 
-    @property
-    def num_queries(self) -> int:
-        return self.valid.shape[1]
-
-    @property
-    def first_query(self) -> int:
-        return self.ids.shape[1] - self.num_queries
-
-    def with_given(self, given: torch.Tensor) -> Batch:
-        return replace(self, given=given)
-
-    def valid_at(self, step: int) -> torch.Tensor:
-        """Queries [B, R] that a draft can reach in `step`: it begins at a query."""
-        reached = self.valid.clone()
-        reached[:, :step] = False
-        return reached
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(ids, self.embedding) * self.scale
 
 
 def unroll(
@@ -166,62 +139,6 @@ def _rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 def _delay(rows: torch.Tensor, num: int) -> torch.Tensor:
     """Rows [B, heads, R, dim] of `num` tokens before."""
     return functional.pad(rows[:, :, : rows.shape[2] - num], (0, 0, num, 0))
-
-
-@torch.no_grad()
-def mean_rows(
-    features: torch.Tensor, head: torch.Tensor, temperature: float = 1.0
-) -> torch.Tensor:
-    """The rows of `head` [V, hidden] in the mean over softmax(features head^T / temperature):
-    [N, hidden], for `features` [N, hidden].
-
-    Cross entropy against that distribution needs nothing else of it.
-    """
-    return torch.cat(
-        [
-            _soft_mean((chunk / temperature).to(head.dtype), head)[0]
-            for chunk in features.split(CHUNK_ROWS)
-        ]
-    )
-
-
-class SoftCrossEntropy(torch.autograd.Function):
-    """`apply(features [N, hidden], head [V, hidden], mean_rows [N, hidden])` -> float32 [N]: the
-    cross entropy of softmax(features head^T) against the distribution with these mean rows.
-
-    The target's part, sum_v t_v z_v, is features . mean_rows, so its logits are never needed; the
-    gradient, the difference of two mean rows, is made along with the loss.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, features: torch.Tensor, head: torch.Tensor, target: torch.Tensor
-    ) -> torch.Tensor:
-        losses, gradients = [], []
-        for chunk, wanted in zip(
-            features.split(CHUNK_ROWS), target.split(CHUNK_ROWS), strict=True
-        ):
-            mean, log_sum = _soft_mean(chunk.to(head.dtype), head)
-            gradients.append(mean - wanted)
-            losses.append(log_sum - (chunk.float() * wanted).sum(-1))
-        ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(losses)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (by_feature,) = ctx.saved_tensors
-        return by_feature * gradient[:, None], None, None
-
-
-def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(rows head^T) head and the softmax's log sum, float32 [N, hidden] and [N]."""
-    logits = rows @ head.T
-    top = logits.amax(-1, keepdim=True)
-    weights = logits.sub_(top).exp_()
-    # In bfloat16, rounded once: another result type would copy all weights first.
-    total = weights.sum(-1).float()
-    mean = (weights @ head).float() / total[:, None]
-    return mean, total.log() + top[:, 0].float()
 
 
 @dataclass(frozen=True, slots=True)

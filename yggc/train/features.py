@@ -64,7 +64,7 @@ class Verifier:
             raise SourceError(
                 f"{self._checkpoint.source.location}: its logits are not its output head times "
                 "its last hidden states (it scales, caps or shifts them), wanted plain ones",
-                "an EAGLE head for this family is not covered",
+                "a trained drafter for this family is not covered",
             )
 
 

@@ -9,9 +9,10 @@ import torch
 from yggc.errors import SourceError
 from yggc.models.eagle import EagleConfig, EagleForCausalLM
 from yggc.train.batches import collate
+from yggc.train.eagle import Frozen
 from yggc.train.features import Features
 from yggc.train.head import Head
-from yggc.train.step import Frozen, trained_parameters
+from yggc.train.step import trained_parameters
 from yggc.train.texts import Row
 
 # Of the inputs' mean square; the answer does not depend on it much.

@@ -1,4 +1,4 @@
-"""The run: steps in order, validation, checkpoints, the best head so far in the output folder."""
+"""The run: steps in order, validation, checkpoints, the best drafter so far in the folder."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from yggc.errors import StageError
-from yggc.models.eagle import EagleForCausalLM
 from yggc.report import Reporter
-from yggc.train.batches import epoch_batches
+from yggc.train.batches import MICRO_TOKENS, epoch_batches
 from yggc.train.gang import Gang
-from yggc.train.head import write_head
 from yggc.train.saved import Progress, SavedRun
-from yggc.train.step import Frozen, Trainer, precision, schedule
+from yggc.train.step import Trainer, schedule
 from yggc.train.texts import Row
 from yggc.train.validate import Agreement, HeldOut
-
-# Response tokens that one thread passes through at a time; a batch is so many of these.
-MICRO_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +31,6 @@ class LoopOptions:
     validate_every: int
     patience: int
     seed: int
-    num_steps: int
-    bfloat16: bool
 
 
 def plan_steps(rows: Sequence[Row], options: LoopOptions) -> list[list[list[Row]]]:
@@ -55,22 +47,13 @@ def plan_steps(rows: Sequence[Row], options: LoopOptions) -> list[list[list[Row]
 
 
 class Loop:
-    """Runs a trainer through the steps. `verifier` and `draft_ids` go into the head's folder."""
+    """Runs a trainer through the steps."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        frozen: Frozen,
-        saved: SavedRun,
-        held_out: HeldOut | None,
-        options: LoopOptions,
-        *,
-        verifier: Mapping[str, Any],
-        draft_ids: torch.Tensor,
+        self, trainer: Trainer, saved: SavedRun, held_out: HeldOut | None, options: LoopOptions
     ) -> None:
-        self._trainer, self._frozen, self._saved = trainer, frozen, saved
+        self._trainer, self._saved = trainer, saved
         self._held_out, self._options = held_out, options
-        self._verifier, self._draft_ids = verifier, draft_ids
 
     def run(
         self,
@@ -122,8 +105,8 @@ class Loop:
             raise StageError(
                 f"step {progress.step}: the loss is {result.total}, its gradient "
                 f"{result.gradient_norm}, wanted numbers",
-                "the head and the checkpoint are those of before; take a smaller --learning-rate "
-                "and another -o",
+                "the drafter and the checkpoint are those of before; take a smaller "
+                "--learning-rate and another -o",
             )
         seconds = time.monotonic() - start
         progress.num_tokens += result.num_tokens
@@ -133,8 +116,7 @@ class Loop:
             {
                 "step": progress.step,
                 "loss": result.total,
-                "feature": result.feature,
-                "token": result.token,
+                **result.parts,
                 "gradient_norm": result.gradient_norm,
                 "rate": rate,
                 "tokens": progress.num_tokens,
@@ -154,14 +136,7 @@ class Loop:
         progress.stale = 0 if new > before else progress.stale + 1
         if better:
             progress.best = {"score": new, **entry}
-            write_head(
-                self._saved.folder,
-                self._trainer.model.config,
-                self._trainer.averaged,
-                self._draft_ids,
-                self._frozen.scale,
-                self._verifier,
-            )
+            self._trainer.learner.write(self._saved.folder, self._trainer.averaged)
         if found is not None:
             self._saved.log({**entry, "best": better})
             firsts = " ".join(f"{one[0]:.3f}" for one in found.top)
@@ -174,23 +149,22 @@ class Loop:
     def _measure(self) -> Agreement | None:
         if self._held_out is None:
             return None
-        model, trainer = self._trainer.model, self._trainer
+        trainer = self._trainer
         current = {name: one.detach().clone() for name, one in trainer.parameters.items()}
-        _load(model, trainer.averaged)
+        _load(trainer.parameters, trainer.averaged)
         try:
-            with precision(model.device, self._options.bfloat16):
-                return self._held_out.measure(model, self._frozen.embed, self._options.num_steps)
+            with trainer.precision():
+                return trainer.learner.measure(self._held_out)
         finally:
-            _load(model, current)
+            _load(trainer.parameters, current)
 
 
 def score(found: Agreement) -> float:
-    """What the best head is chosen by: a chain's and a tree's tokens in equal parts."""
+    """What the best drafter is chosen by: a chain's and a tree's tokens in equal parts."""
     return (found.chain + found.wide) / 2
 
 
 @torch.no_grad()
-def _load(model: EagleForCausalLM, weights: Mapping[str, torch.Tensor]) -> None:
-    for name, one in model.named_parameters():
-        if name in weights:
-            one.copy_(weights[name])
+def _load(parameters: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
+    for name, one in parameters.items():
+        one.copy_(weights[name])

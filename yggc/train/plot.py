@@ -26,15 +26,16 @@ def check_plot(path: Path) -> None:
 
 
 def plot_log(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes a PNG of both losses and the held-out agreement."""
+    """Writes a PNG of the parts of the loss and the held-out agreement."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    axes = figure.subplots(1, 3)
     steps = [entry for entry in entries if "loss" in entry]
     checks = [entry for entry in entries if entry.get("validation")]
-    for axis, key in zip(axes, ("feature", "token"), strict=False):
-        for depth in range(len(steps[0][key]) if steps else 0):
+    parts = [key for key, value in steps[0].items() if isinstance(value, list)] if steps else []
+    figure = Figure(figsize=(4 * (len(parts) + 1), 4), layout="constrained")
+    axes = figure.subplots(1, len(parts) + 1, squeeze=False)[0]
+    for axis, key in zip(axes, parts, strict=False):
+        for depth in range(len(steps[0][key])):
             axis.plot(
                 [entry["step"] for entry in steps],
                 [entry[key][depth] for entry in steps],
@@ -44,11 +45,11 @@ def plot_log(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set(xlabel="step", title=f"{key} loss")
         axis.legend()
     for depth in range(len(checks[0]["validation"]["top"]) if checks else 0):
-        axes[2].plot(
+        axes[-1].plot(
             [entry["step"] for entry in checks],
             [entry["validation"]["top"][depth][0] for entry in checks],
             label=f"draft step {depth + 1}",
         )
-    axes[2].set(xlabel="step", title="held out: first choices that agree")
-    axes[2].legend()
+    axes[-1].set(xlabel="step", title="held out: first choices that agree")
+    axes[-1].legend()
     replace_file(path, lambda partial: figure.savefig(partial, format="png"))

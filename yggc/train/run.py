@@ -1,79 +1,39 @@
-"""`yggc train eagle` from its options to the finished folder."""
+"""A command that trains a drafter, from its options to the finished folder."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from yggc.errors import RecipeError, SourceError
 from yggc.host import cpu_name
 from yggc.models.checkpoint import Checkpoint, open_checkpoint
-from yggc.models.eagle import head_config
-from yggc.models.shards import SINGLE
 from yggc.models.source import resolve_source
 from yggc.report import Reporter
-from yggc.train.batches import collate, pack
+from yggc.train.batches import collate, first_batches
 from yggc.train.card import write_card
-from yggc.train.eagle import LossWeights
 from yggc.train.features import Features, RecomputedFeatures, Verifier, store_features
 from yggc.train.gang import Gang
-from yggc.train.head import describe_verifier, read_head, replace_file
-from yggc.train.initial import embedding_scale, fit_joint, new_head, take_over
+from yggc.train.head import describe_verifier, replace_file
+from yggc.train.learner import Learner
 from yggc.train.load import best_dtype
-from yggc.train.loop import MICRO_TOKENS, Loop, LoopOptions, plan_steps
+from yggc.train.loop import Loop, LoopOptions, plan_steps
 from yggc.train.prompts import read_excluded
 from yggc.train.saved import Progress, SavedRun
-from yggc.train.step import Frozen, StepOptions, Trainer
-from yggc.train.texts import Row, Texts, frequent_ids, read_texts
+from yggc.train.step import Trainer
+from yggc.train.texts import Row, Texts, read_texts
 from yggc.train.validate import HeldOut
-from yggc.workdir import WorkDir, hash_file, hash_inputs
+from yggc.workdir import WorkDir, hash_inputs
 
 TRAINING = "training.json"
-# What the scale, the first `fc` and each validation look at, at most.
-SCALE_ROWS = 256
-FIT_TOKENS = 1 << 18
+# What each validation looks at, at most.
 VALIDATION_TOKENS = 1 << 14
-
-
-@dataclass(frozen=True, slots=True)
-class EagleOptions:
-    """The command's options; what may change the result is compared when a run goes on."""
-
-    verifier: str
-    data: tuple[Path, ...]
-    output: Path
-    verifier_sha256: str = ""
-    draft_vocab: int = 8192
-    epochs: float = 4.0
-    batch_tokens: int = 4096
-    learning_rate: float = 4e-4
-    warmup: int = 100
-    num_steps: int = 4
-    feature_weight: float = 1.0
-    token_weight: float = 1.0
-    decay: float = 0.8
-    temperature: float = 1.0
-    noise: float = 0.0
-    detach: bool = False
-    average: float = 0.998
-    held_out: float = 0.02
-    max_tokens: int = 1024
-    validate_every: int = 100
-    patience: int = 8
-    seed: int = 0
-    cache_features: Path | None = None
-    first: Path | None = None
-    exclude: tuple[Path, ...] = ()
-    device: str = "cpu"
-    dtype: str = "auto"
-    num_threads: int = 1
-
-
 # Not part of what a run computes.
 _FREE = (
     "output",
@@ -86,28 +46,83 @@ _FREE = (
 )
 
 
-def train_eagle(
-    options: EagleOptions,
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a learner is made in. `identity` is `describe_verifier`'s record."""
+
+    checkpoint: Checkpoint
+    verifier: Verifier
+    texts: Texts
+    features: Features
+    identity: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions(ABC):
+    """The options that all kinds of drafters share; a subclass adds its own and its learner.
+
+    Every field but those of `_FREE` may change the result and is compared when a run goes on.
+    """
+
+    kind: ClassVar[str]
+
+    verifier: str
+    data: tuple[Path, ...]
+    output: Path
+    verifier_sha256: str = ""
+    epochs: float = 4.0
+    batch_tokens: int = 4096
+    learning_rate: float = 4e-4
+    warmup: int = 100
+    temperature: float = 1.0
+    average: float = 0.998
+    held_out: float = 0.02
+    max_tokens: int = 1024
+    validate_every: int = 100
+    patience: int = 8
+    seed: int = 0
+    cache_features: Path | None = None
+    exclude: tuple[Path, ...] = ()
+    device: str = "cpu"
+    dtype: str = "auto"
+    num_threads: int = 1
+
+    @abstractmethod
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Refuses what does not fit the verifier, before anything long is done."""
+
+    @abstractmethod
+    def learner(self, setting: Setting) -> Learner:
+        """The drafter with its first weights, on the verifier's device."""
+
+    def compared(self) -> dict[str, Any]:
+        """What a run that goes on must have as it was."""
+        fields = {key: one for key, one in asdict(self).items() if key not in _FREE}
+        return {"kind": self.kind, **fields}
+
+
+def train(
+    options: TrainOptions,
     work: WorkDir,
     reporter: Reporter,
     command: str,
     stop: Callable[[], bool],
 ) -> dict[str, Any] | None:
-    """Trains a head and returns the record written to training.json; None if `stop()` ended it."""
+    """Trains a drafter and returns the record written to training.json; None if `stop()` ended
+    it.
+    """
     device = _device(options.device)
     chosen = best_dtype(device.type) if options.dtype == "auto" else options.dtype
     bfloat16 = chosen == "bfloat16"
     source = resolve_source(options.verifier, work, options.verifier_sha256)
     checkpoint = open_checkpoint(source)
-    if options.first is not None:
-        read_head(options.first)
+    options.check(checkpoint)
     texts = _read(options, checkpoint, reporter)
     identity = describe_verifier(source)
     saved = SavedRun(options.output)
     saved.check_options(
         {
-            **{key: one for key, one in asdict(options).items() if key not in _FREE},
-            "first": None if options.first is None else hash_file(options.first / SINGLE),
+            **options.compared(),
             "bfloat16": bfloat16,
             "hidden_size": checkpoint.config.hidden_size,
             "text": texts.digest,
@@ -120,26 +135,42 @@ def train_eagle(
         return done
 
     torch.set_num_threads(1)
-    dtype = torch.bfloat16 if bfloat16 else torch.float32
-    verifier = Verifier(checkpoint, device, dtype)
+    verifier = Verifier(checkpoint, device, torch.bfloat16 if bfloat16 else torch.float32)
     with Gang(options.num_threads if device.type == "cpu" else 1) as gang:
         features = _features(options, verifier, texts, identity, gang, reporter)
-        loop, trainer = _loop(
-            options, checkpoint, verifier, texts, features, identity, bfloat16, saved
+        learner = options.learner(Setting(checkpoint, verifier, texts, features, identity))
+        trainer = Trainer(
+            learner,
+            features,
+            device,
+            bfloat16=bfloat16,
+            learning_rate=options.learning_rate,
+            average=options.average,
+            seed=options.seed,
         )
-        steps = plan_steps(texts.train, _loop_options(options, bfloat16))
+        held_out = _held_out(texts, features, verifier, learner)
+        loop_options = LoopOptions(
+            options.epochs,
+            options.batch_tokens,
+            options.warmup,
+            options.validate_every,
+            options.patience,
+            options.seed,
+        )
+        steps = plan_steps(texts.train, loop_options)
+        loop = Loop(trainer, saved, held_out, loop_options)
         progress, finished = loop.run(steps, gang, reporter, stop)
     if not finished:
         return None
     record = _record(options, texts, progress, trainer, len(steps), identity, command)
-    write_card(options.output / "README.md", record)
+    write_card(options.output / "README.md", record, learner.about(record["parameters"]))
     text = json.dumps(record, indent=1) + "\n"
     replace_file(options.output / TRAINING, lambda path: path.write_text(text))
     saved.discard()
     return record
 
 
-def _read(options: EagleOptions, checkpoint: Checkpoint, reporter: Reporter) -> Texts:
+def _read(options: TrainOptions, checkpoint: Checkpoint, reporter: Reporter) -> Texts:
     limit = getattr(checkpoint.config, "max_position_embeddings", options.max_tokens)
     texts = read_texts(
         options.data,
@@ -158,7 +189,7 @@ def _read(options: EagleOptions, checkpoint: Checkpoint, reporter: Reporter) -> 
     )
     if not texts.held_out and options.held_out > 0:
         raise SourceError(
-            f"none of {len(texts.train)} rows are held out, wanted some to choose the head by",
+            f"none of {len(texts.train)} rows are held out, wanted some to choose the drafter by",
             "give more text, or a larger --held-out; --held-out 0 trains without",
         )
     return texts
@@ -185,7 +216,7 @@ def _exclusion(paths: tuple[Path, ...], checkpoint: Checkpoint) -> Callable[[Row
 
 
 def _features(
-    options: EagleOptions,
+    options: TrainOptions,
     verifier: Verifier,
     texts: Texts,
     identity: Mapping[str, Any],
@@ -200,82 +231,18 @@ def _features(
     return store_features(verifier, rows, options.cache_features / key, gang, reporter)
 
 
-def _loop_options(options: EagleOptions, bfloat16: bool) -> LoopOptions:
-    return LoopOptions(
-        options.epochs,
-        options.batch_tokens,
-        options.warmup,
-        options.validate_every,
-        options.patience,
-        options.seed,
-        options.num_steps,
-        bfloat16,
-    )
-
-
-def _loop(
-    options: EagleOptions,
-    checkpoint: Checkpoint,
-    verifier: Verifier,
-    texts: Texts,
-    features: Features,
-    identity: Mapping[str, Any],
-    bfloat16: bool,
-    saved: SavedRun,
-) -> tuple[Loop, Trainer]:
-    vocab_size = checkpoint.config.vocab_size
-    num_ids = min(options.draft_vocab, vocab_size)
-    draft_ids = torch.from_numpy(frequent_ids(texts.train, vocab_size, num_ids))
-    model = new_head(head_config(checkpoint.config, num_ids), options.seed).to(verifier.device)
-    scale = embedding_scale(verifier.embedding, texts.train[:SCALE_ROWS], features)
-    chosen = verifier.head[draft_ids.to(verifier.device)].contiguous()
-    frozen = Frozen(verifier.embedding, chosen, scale)
-    if options.first is None:
-        fit_joint(model, _first(texts.train, FIT_TOKENS), features, frozen)
-    else:
-        take_over(model, read_head(options.first), scale, str(options.first))
-    trainer = Trainer(
-        model,
-        frozen,
-        features,
-        StepOptions(
-            options.num_steps,
-            LossWeights(
-                options.feature_weight, options.token_weight, options.decay, options.temperature
-            ),
-            options.noise,
-            options.detach,
-            bfloat16,
-        ),
-        learning_rate=options.learning_rate,
-        average=options.average,
-        seed=options.seed,
-    )
-    held_out = None
-    if texts.held_out:
-        parts = _first(texts.held_out, VALIDATION_TOKENS)
-        batches = [collate(part, features, verifier.device) for part in parts]
-        held_out = HeldOut(batches, verifier.head, draft_ids.to(verifier.device))
-    loop = Loop(
-        trainer, frozen, saved, held_out, _loop_options(options, bfloat16),
-        verifier=identity, draft_ids=draft_ids,
-    )  # fmt: skip
-    return loop, trainer
-
-
-def _first(rows: tuple[Row, ...], num_tokens: int) -> list[list[Row]]:
-    """Micro-batches of the first rows with so many response tokens, of one row at least."""
-    chosen: list[Row] = []
-    for row in rows:
-        if chosen and num_tokens < row.num_response:
-            break
-        num_tokens -= row.num_response
-        chosen.append(row)
-    return pack(sorted(chosen, key=lambda row: row.num_response), MICRO_TOKENS)
+def _held_out(
+    texts: Texts, features: Features, verifier: Verifier, learner: Learner
+) -> HeldOut | None:
+    if not texts.held_out:
+        return None
+    parts = first_batches(texts.held_out, VALIDATION_TOKENS)
+    batches = [collate(part, features, verifier.device) for part in parts]
+    return HeldOut(batches, verifier.head, learner.draft_ids)
 
 
 def _record(
-    options: EagleOptions,
+    options: TrainOptions,
     texts: Texts,
     progress: Progress,
     trainer: Trainer,
@@ -283,7 +250,7 @@ def _record(
     identity: Mapping[str, Any],
     command: str,
 ) -> dict[str, Any]:
-    # Names, not places: a record travels with the head.
+    # Names, not places: a record travels with the drafter.
     plain: dict[str, Any] = {
         key: one.name if isinstance(one, Path) else one for key, one in asdict(options).items()
     }
@@ -292,6 +259,7 @@ def _record(
     plain["verifier"] = identity["location"]
     return {
         "command": command,
+        "kind": options.kind,
         "verifier": dict(identity),
         "options": plain,
         "text": {

@@ -51,8 +51,11 @@ class SavedRun:
                 before = json.loads(path.read_bytes())
             except ValueError:
                 before = {}
+            # There was one kind before runs named theirs.
+            before.setdefault("kind", "eagle")
             plain = json.loads(json.dumps(options))
-            for key in sorted(plain.keys() | before.keys()):
+            # Of another kind everything differs: that is what to say.
+            for key in sorted(plain.keys() | before.keys(), key=lambda key: (key != "kind", key)):
                 if plain.get(key) != before.get(key):
                     raise SourceError(
                         f"{self.folder}: holds a run with {key} {before.get(key)!r}, asked for is "

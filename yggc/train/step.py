@@ -3,93 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from yggc.models.eagle import EagleForCausalLM
 from yggc.train.batches import collate
-from yggc.train.eagle import LossWeights, losses, unroll
 from yggc.train.features import Features
 from yggc.train.gang import Gang
+from yggc.train.learner import Learner
 from yggc.train.texts import Row
 
 BETAS = (0.9, 0.95)
 CLIP = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """The verifier's part of a head: `embedding` [vocab, hidden] and the drafting `head`
-    [draft_vocab, hidden], both in the dtype to compute in; embeddings times `scale` have the
-    features' size.
-    """
-
-    embedding: torch.Tensor
-    head: torch.Tensor
-    scale: float
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(ids, self.embedding) * self.scale
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    num_steps: int
-    weights: LossWeights
-    noise: float
-    detach: bool
-    bfloat16: bool
-
-
-def precision(device: torch.device, bfloat16: bool) -> AbstractContextManager[None]:
-    """Products in bfloat16, master weights in float32."""
-    context: AbstractContextManager[None] = torch.autocast(
-        device.type, torch.bfloat16, enabled=bfloat16
-    )
-    return context
-
-
-def trained_parameters(model: EagleForCausalLM) -> dict[str, torch.nn.Parameter]:
-    """By name, in the model's order: everything but the verifier's embedding and head."""
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name, in the model's order: everything but what is the verifier's."""
     return {name: one for name, one in model.named_parameters() if one.requires_grad}
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Means over the micro-batches; losses by fed-back step."""
+    """Means over the micro-batches; `parts` as `Loss` has them."""
 
     total: float
-    feature: tuple[float, ...]
-    token: tuple[float, ...]
+    parts: Mapping[str, tuple[float, ...]]
     gradient_norm: float
     num_tokens: int
 
 
 class Trainer:
-    """Owns the model, the optimiser and the averaged weights."""
+    """Owns the optimiser and the averaged weights of a learner's model, which is on `device`."""
 
     def __init__(
         self,
-        model: EagleForCausalLM,
-        frozen: Frozen,
+        learner: Learner,
         features: Features,
-        options: StepOptions,
+        device: torch.device,
         *,
+        bfloat16: bool,
         learning_rate: float,
         average: float,
         seed: int,
     ) -> None:
-        self.model, self.frozen = model, frozen
-        self._features, self._options = features, options
+        self.learner = learner
+        self._features, self._device, self._bfloat16 = features, device, bfloat16
         self._learning_rate, self._average, self._seed = learning_rate, average, seed
-        self.parameters = trained_parameters(model)
+        self.parameters = trained_parameters(learner.model)
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=learning_rate, betas=BETAS, weight_decay=0.01
         )
         self.averaged = {name: one.detach().clone() for name, one in self.parameters.items()}
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Products in bfloat16 if the run has it, master weights in float32."""
+        context: AbstractContextManager[None] = torch.autocast(
+            self._device.type, torch.bfloat16, enabled=self._bfloat16
+        )
+        return context
 
     def step(
         self, number: int, parts: Sequence[Sequence[Row]], rate: float, gang: Gang
@@ -109,41 +83,22 @@ class Trainer:
                 group["lr"] = self._learning_rate * rate
             self.optimizer.step()
             self._follow(number)
-        mean = [
-            tuple(torch.stack(columns).mean(0).tolist())
-            for columns in zip(*(result[2] for result in results), strict=True)
-        ]
-        return StepResult(total, mean[0], mean[1], norm, sum(result[3] for result in results))
+        mean = {
+            name: tuple(torch.stack([result[2][name] for result in results]).mean(0).tolist())
+            for name in results[0][2]
+        }
+        return StepResult(total, mean, norm, sum(result[3] for result in results))
 
     def _gradients(
         self, numbered: tuple[int, int, Sequence[Row]]
-    ) -> tuple[Sequence[torch.Tensor], float, tuple[torch.Tensor, torch.Tensor], int]:
+    ) -> tuple[Sequence[torch.Tensor], float, Mapping[str, torch.Tensor], int]:
         number, index, rows = numbered
-        options, device = self._options, self.model.device
-        batch = collate(rows, self._features, device)
-        given = batch.given
-        if options.noise:
-            generator = torch.Generator().manual_seed(
-                (self._seed * 1_000_003 + number) * 64 + index
-            )
-            drawn = torch.rand(given.shape, generator=generator, dtype=torch.float32) - 0.5
-            batch = batch.with_given(given + (drawn * options.noise).to(given))
-        with precision(device, options.bfloat16):
-            steps = unroll(
-                self.model,
-                batch,
-                self.frozen.embed(batch.ids),
-                options.num_steps,
-                detach=options.detach,
-            )
-            found = losses(steps, batch, self.frozen.head, options.weights)
+        batch = collate(rows, self._features, self._device)
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + number) * 64 + index)
+        with self.precision():
+            found = self.learner.loss(batch, generator)
         gradients = torch.autograd.grad(found.total, list(self.parameters.values()))
-        padding = options.num_steps - len(found.feature)
-        parts = tuple(
-            torch.nn.functional.pad(part, (0, padding), value=0.0).cpu()
-            for part in (found.feature, found.token)
-        )
-        return gradients, found.total.item(), (parts[0], parts[1]), int(batch.valid.sum())
+        return gradients, found.total.item(), found.parts, int(batch.valid.sum())
 
     @torch.no_grad()
     def _follow(self, number: int) -> None:
