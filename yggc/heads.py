@@ -4,8 +4,9 @@ with the compiler. Imports nothing heavy: options are checked before models are 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ class Taps(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[int, ...]
     form: str
     integer: bool
+
+
+def are_layers(taps: Sequence[int], num_layers: int) -> bool:
+    """Whether a head can read these layers of a verifier with so many."""
+    ascending = all(a < b for a, b in itertools.pairwise(taps))
+    return bool(taps) and ascending and taps[0] >= 0 and taps[-1] < num_layers
 
 
 def is_head(config: Any) -> bool:

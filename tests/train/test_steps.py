@@ -1,4 +1,4 @@
-"""The head's steps on its own features, against a loop that drafts as decoding does."""
+"""A head's steps on its own features, against a loop that drafts as decoding does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from yggc.models.eagle import EagleConfig, EagleForCausalLM, head_config
+from yggc.models.eagle import EagleConfig, EagleForCausalLM, HeadForCausalLM, head_config
+from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, head3_config
 from yggc.train.batches import Batch, collate
-from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
+from yggc.train.cross_entropy import (
+    MeanCrossEntropy,
+    SoftCrossEntropy,
+    mean_rows,
+    soft_targets,
+)
 from yggc.train.eagle import LossWeights, losses, unroll
 from yggc.train.features import StoredFeatures
 from yggc.train.texts import Row
@@ -25,46 +31,68 @@ def row(num_prompt: int, num: int, seed: int) -> Row:
 ROWS = (row(3, 9, 1), row(7, 10, 2), row(1, 8, 3))
 
 
-@pytest.fixture(scope="module")
-def head() -> EagleForCausalLM:
-    """A random head whose logits are its features, so that `forward` shows them."""
-    verifier = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=40,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
-    torch.manual_seed(0)
-    config = EagleConfig(**{**head_config(verifier, HIDDEN).to_dict(), "initializer_range": 0.3})
-    model = EagleForCausalLM(config).float().eval()
+VERIFIER = LlamaConfig(
+    vocab_size=VOCAB,
+    hidden_size=HIDDEN,
+    intermediate_size=40,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+)
+
+
+def shows_features(model: HeadForCausalLM) -> HeadForCausalLM:
+    """A head whose logits are its features, so that `forward` shows them."""
+    model.norm = torch.nn.Identity()
     with torch.no_grad():
         model.lm_head.weight.copy_(torch.eye(HIDDEN))
-    return model
+    return model.float().eval()
 
 
 @pytest.fixture(scope="module")
-def features() -> dict[bytes, torch.Tensor]:
+def head() -> HeadForCausalLM:
+    torch.manual_seed(0)
+    config = EagleConfig(**{**head_config(VERIFIER, HIDDEN).to_dict(), "initializer_range": 0.3})
+    return shows_features(EagleForCausalLM(config))
+
+
+@pytest.fixture(scope="module")
+def head3() -> HeadForCausalLM:
+    torch.manual_seed(4)
+    fields = head3_config(VERIFIER, HIDDEN, taps=(1, 3)).to_dict()
+    return shows_features(Eagle3ForCausalLM(Eagle3Config(**{**fields, "initializer_range": 0.3})))
+
+
+def random_features(num_taps: int) -> dict[bytes, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
+    width = (1 + num_taps) * HIDDEN
     return {
-        one.digest: torch.randn(len(one.ids), HIDDEN, generator=generator).bfloat16()
+        one.digest: torch.randn(len(one.ids), width, generator=generator).bfloat16()
         for one in ROWS
     }
 
 
 @pytest.fixture(scope="module")
-def batch(features: dict[bytes, torch.Tensor]) -> Batch:
-    made = collate(ROWS, StoredFeatures(features), torch.device("cpu"))
+def features() -> dict[bytes, torch.Tensor]:
+    return random_features(0)
+
+
+def batch_of(features: dict[bytes, torch.Tensor], num_taps: int) -> Batch:
+    made = collate(ROWS, StoredFeatures(features, num_taps), torch.device("cpu"))
     return made.with_given(made.given.float())
 
 
+@pytest.fixture(scope="module")
+def batch(features: dict[bytes, torch.Tensor]) -> Batch:
+    return batch_of(features, 0)
+
+
 @torch.no_grad()
-def drafted(head: EagleForCausalLM, ids: torch.Tensor, true: torch.Tensor, root: int) -> list:
+def drafted(head: HeadForCausalLM, ids: torch.Tensor, taps: torch.Tensor, root: int) -> list:
     """Features of tokens root, root + 1, ...: the first from the verifier's, the others from the
     head's own; every step runs the whole context again.
     """
-    given = torch.cat([torch.zeros(1, HIDDEN), true[:root]])
+    given = torch.cat([torch.zeros(1, HIDDEN), head.fuse(taps[:root])])
     found = []
     for step in range(STEPS):
         if root + step >= len(ids) - 1:
@@ -75,16 +103,23 @@ def drafted(head: EagleForCausalLM, ids: torch.Tensor, true: torch.Tensor, root:
     return found
 
 
+@pytest.mark.parametrize(("kind", "num_taps"), [("head", 0), ("head3", 2)])
 def test_steps_see_what_drafting_sees(
-    head: EagleForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
+    request: pytest.FixtureRequest, kind: str, num_taps: int
 ) -> None:
+    head: HeadForCausalLM = request.getfixturevalue(kind)
+    stored = random_features(num_taps)
+    batch = batch_of(stored, num_taps)
     with torch.no_grad():
         steps = unroll(head, batch, head.model.embed_tokens(batch.ids), STEPS)
     compared = 0
     for index, one in enumerate(ROWS):
-        ids, true = torch.from_numpy(one.ids).long(), features[one.digest].float()
+        ids, own = torch.from_numpy(one.ids).long(), stored[one.digest].float()
+        start = batch.ids.shape[1] - batch.num_queries + 1 - one.num_prompt
+        assert torch.equal(batch.features[index, start], own[0, :HIDDEN].bfloat16())
+        taps = own[:, HIDDEN:] if num_taps else own
         for root in range(one.num_prompt - 1, len(ids) - 1):
-            for step, wanted in enumerate(drafted(head, ids, true, root)):
+            for step, wanted in enumerate(drafted(head, ids, taps, root)):
                 query = root + step - (one.num_prompt - 1)
                 assert batch.valid_at(step)[index, query]
                 torch.testing.assert_close(steps[step][index, query], wanted, rtol=1e-4, atol=1e-4)
@@ -93,7 +128,7 @@ def test_steps_see_what_drafting_sees(
 
 
 def test_detached_steps_have_the_same_values_and_other_gradients(
-    head: EagleForCausalLM, batch: Batch
+    head: HeadForCausalLM, batch: Batch
 ) -> None:
     embeddings = head.model.embed_tokens(batch.ids).detach()
     kept, cut = (unroll(head, batch, embeddings, 2, detach=detach) for detach in (False, True))
@@ -116,8 +151,23 @@ def test_cross_entropy_is_torchs(batch: Batch) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
+def test_mean_cross_entropy_is_torchs_for_both_factors() -> None:
+    generator = torch.Generator().manual_seed(6)
+    theirs, ours = (torch.randn(30, HIDDEN, generator=generator) for _ in range(2))
+    true, found = (torch.randn(700, HIDDEN, generator=generator) for _ in range(2))
+    given = [found.requires_grad_(), ours.requires_grad_()]
+    loss = MeanCrossEntropy.apply(found, ours, soft_targets(true, theirs, 0.7))
+    target = torch.softmax(true @ theirs.T / 0.7, -1)
+    wanted = torch.nn.functional.cross_entropy(found @ ours.T, target)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    for one, other in zip(
+        *(torch.autograd.grad(3 * x, given) for x in (loss, wanted)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_padding_changes_no_loss(
-    head: EagleForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
+    head: HeadForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
 ) -> None:
     matrix = torch.randn(30, HIDDEN, generator=torch.Generator().manual_seed(3))
 

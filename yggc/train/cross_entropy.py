@@ -64,3 +64,46 @@ def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, to
     total = weights.sum(-1).float()
     mean = (weights @ head).float() / total[:, None]
     return mean, total.log() + top[:, 0].float()
+
+
+@torch.no_grad()
+def soft_targets(
+    features: torch.Tensor, head: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """softmax(features head^T / temperature), [N, V] in `head`'s dtype, for `features` [N, hidden]
+    and `head` [V, hidden].
+    """
+    chunks = features.split(CHUNK_ROWS)
+    parts = [((one / temperature).to(head.dtype) @ head.T).softmax(-1) for one in chunks]
+    return torch.cat(parts).to(head.dtype)
+
+
+class MeanCrossEntropy(torch.autograd.Function):
+    """`apply(rows [N, hidden], head [V, hidden], target [N, V])` -> float32 scalar: the mean cross
+    entropy of softmax(rows head^T) against `target`, with products in `target`'s dtype and
+    gradients for both.
+
+    Those are made along with the loss, so that no logits are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, head: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        matrix = head.to(target.dtype)
+        total = torch.zeros((), device=rows.device)
+        by_row, by_head = [], torch.zeros_like(head, dtype=torch.float32)
+        for chunk, wanted in zip(rows.split(CHUNK_ROWS), target.split(CHUNK_ROWS), strict=True):
+            given = chunk.to(target.dtype)
+            log = (given @ matrix.T).float().log_softmax(-1)
+            total -= (wanted * log).sum()
+            difference = (log.exp_() - wanted).to(target.dtype)
+            by_row.append((difference @ matrix).float())
+            by_head += difference.T @ given
+        ctx.save_for_backward(torch.cat(by_row) / len(rows), by_head / len(rows))
+        return total / len(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        by_row, by_head = ctx.saved_tensors
+        return by_row * gradient, by_head * gradient, None

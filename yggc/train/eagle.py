@@ -1,10 +1,12 @@
-"""What an EAGLE head learns: losses over several steps in which it is fed its own features.
+"""How a head drafts while it learns, and what an EAGLE head learns: losses over several steps in
+which it is fed its own features.
 
 Li et al., arXiv 2401.15077, section 4, for the two losses: SmoothL1 between the head's feature
 and the verifier's, cross entropy against the verifier's own distribution. Zhang et al., "Learning
 Harmonized Representations for Speculative Sampling" (arXiv 2408.15766), section 3.2, for the
-steps: step j is given the features that step j - 1 made, and attends as it will when drafting, to
-rows with the verifier's features up to where the draft begins and to the draft's own rows behind.
+steps, which EAGLE-3 (arXiv 2503.01840, section 3.2) calls training-time test: step j is given the
+features that step j - 1 made, and attends as it will when drafting, to rows with the verifier's
+features up to where the draft begins and to the draft's own rows behind.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from yggc.models.eagle import EagleForCausalLM
+from yggc.models.eagle import HeadForCausalLM
 from yggc.train.batches import Batch
 from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
 
@@ -36,7 +38,7 @@ class Frozen:
 
 
 def unroll(
-    model: EagleForCausalLM,
+    model: HeadForCausalLM,
     batch: Batch,
     embeddings: torch.Tensor,
     num_steps: int,
@@ -45,25 +47,24 @@ def unroll(
 ) -> list[torch.Tensor]:
     """The head's features [B, R, hidden] (float32) of the queries in each step.
 
-    embeddings: [B, C, hidden], as `fc` expects them. The features of step j are meaningful where
-    `batch.valid_at(j)`. detach: no gradient goes from a step into the one before through the
-    features.
+    embeddings: [B, C, hidden], as `join` expects them; `batch.given` as `fuse` does. The
+    features of step j are meaningful where `batch.valid_at(j)`. detach: no gradient goes from a
+    step into the one before through the features.
     """
     first, num = batch.first_query, batch.num_queries
     steps: list[torch.Tensor] = []
     attention = _StepAttention(model, batch)
     for step in range(num_steps):
         if step == 0:
-            joined = model.join(embeddings, batch.given)
+            joined = model.join(embeddings, model.fuse(batch.given))
         else:
             # The row of a token is given the feature of the token before it.
             before = functional.pad(steps[-1][:, :-1], (0, 0, 1, 0))
             before = before.detach() if detach else before
             joined = model.join(embeddings[:, first:], before)
         layer = model.model.layers[0]
-        normed = layer.input_layernorm(joined)
-        rows = joined[:, -num:].float()
-        hidden = rows + attention.run(normed, step)
+        read, residual = model.enter(joined)
+        hidden = residual[:, -num:].float() + attention.run(read, step)
         steps.append(hidden + layer.mlp(layer.post_attention_layernorm(hidden)).float())
     return steps
 
@@ -75,7 +76,7 @@ class _StepAttention:
     p - j + i: the draft that began at p - j.
     """
 
-    def __init__(self, model: EagleForCausalLM, batch: Batch) -> None:
+    def __init__(self, model: HeadForCausalLM, batch: Batch) -> None:
         self._attention = model.model.layers[0].self_attn
         self._rotary = model.model.rotary_emb
         self._batch = batch
@@ -86,7 +87,7 @@ class _StepAttention:
         self._values: list[torch.Tensor] = []
 
     def run(self, normed: torch.Tensor, step: int) -> torch.Tensor:
-        """`normed`: [B, C, hidden] in step 0, then [B, R, hidden]; returns [B, R, hidden]."""
+        """`normed`: [B, C, size] in step 0, then [B, R, size]; returns [B, R, hidden]."""
         batch, num = self._batch, self._batch.num_queries
         size = len(normed)
         positions = batch.positions[:, -normed.shape[1] :].clamp(min=0)
