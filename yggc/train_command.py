@@ -32,6 +32,10 @@ from yggrt.terminal import INTERRUPTED, Interrupt, note, reports_errors
 if TYPE_CHECKING:
     from yggc.train.run import TrainOptions
 
+# Of --loss-weight rejected.
+_REJECTED_WEIGHT = 2.0
+# In `--help`, verifier, text and folder stand before what is the kind's own.
+_NUM_BEFORE_OWN = 5
 # Name, value, and the bounds it lies between.
 Range: TypeAlias = tuple[str, float, float, float]
 
@@ -67,6 +71,16 @@ class SharedFlags:
         ] = 4e-4,
         warmup: Annotated[int, typer.Option(help="Steps until it.", min=0)] = 100,
         temperature: Annotated[float, typer.Option(help="Of the verifier's distribution.")] = 1.0,
+        loss_weight: Annotated[
+            str,
+            typer.Option(
+                help="Of a token's loss: uniform, or rejected: more where a draft is rejected."
+            ),
+        ] = "uniform",
+        rejected_weight: Annotated[
+            float | None,
+            typer.Option(help="Of those, where the others have 1 (default: 2)."),
+        ] = None,
         average: Annotated[
             float, typer.Option(help="How slowly averaged weights follow.")
         ] = 0.998,
@@ -129,6 +143,7 @@ class SharedFlags:
             "validate_every": validate_every,
             "patience": patience,
             "seed": seed,
+            "rejected_weight": _rejected_weight(loss_weight, rejected_weight),
             "cache_features": cache_features,
             "exclude": tuple(exclude or ()),
             "device": device,
@@ -139,13 +154,12 @@ class SharedFlags:
 
 
 def training_command(
-    *, num_first: int = 5, **defaults: Any
+    **defaults: Any,
 ) -> Callable[[Callable[..., TrainOptions]], Callable[..., None]]:
     """Makes a command of `options(shared: SharedFlags, *, own flags) -> TrainOptions`.
 
-    Its flags are the first `num_first` shared ones, its own, and the rest; `defaults` are those of
-    shared flags where the kind has others. The function is called before torch is imported, unless
-    it calls `prepare_process` first.
+    `defaults` are those of shared flags where the kind has others. The function is called when
+    torch may be imported.
     """
 
     def decorate(options: Callable[..., TrainOptions]) -> Callable[..., None]:
@@ -161,7 +175,7 @@ def training_command(
             if one.kind is one.KEYWORD_ONLY
         ]
         flags = list(shared.values())
-        flags[num_first:num_first] = own
+        flags[_NUM_BEFORE_OWN:_NUM_BEFORE_OWN] = own
 
         @functools.wraps(options)
         def command(**given: Any) -> None:
@@ -174,6 +188,26 @@ def training_command(
         return reports_errors(command)
 
     return decorate
+
+
+def _rejected_weight(loss_weight: str, rejected_weight: float | None) -> float | None:
+    """Of rejected positions, None where all weigh the same; RecipeError for flags that say
+    neither.
+    """
+    from yggc.errors import RecipeError
+
+    if loss_weight == "rejected":
+        weight = _REJECTED_WEIGHT if rejected_weight is None else rejected_weight
+        check_positive(("rejected-weight", weight, 0.0, 1e6))
+        return weight
+    if loss_weight != "uniform":
+        raise RecipeError(f"--loss-weight is {loss_weight!r}, wanted uniform or rejected")
+    if rejected_weight is not None:
+        raise RecipeError(
+            f"--rejected-weight is {rejected_weight:g}, and --loss-weight is uniform",
+            "give --loss-weight rejected, or leave it out",
+        )
+    return None
 
 
 def check_positive(*ranges: Range) -> None:

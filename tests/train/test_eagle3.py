@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import bundles
 import pytest
 import torch
+from training import HIDDEN, VOCAB, read_log, run_command
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggc.errors import RecipeError, SourceError
@@ -26,7 +26,7 @@ from yggc.train.run import train
 from yggc.train_eagle3_cli import layer_numbers
 from yggc.workdir import WorkDir
 
-VOCAB, HIDDEN, DRAFT = 60, 32, 50
+DRAFT = 50
 pytestmark = pytest.mark.tiny
 
 
@@ -68,10 +68,6 @@ def text(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def head(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command leaves; its features are kept beside it."""
@@ -83,9 +79,7 @@ def head(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         "--held-out", "0.15", "--draft-vocab", str(DRAFT), "--draft-steps", "3",
         "--patience", "0", "--learning-rate", "1e-2", "--cache-features", str(folder / "kept"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "features need" in done.stderr
+    assert "features need" in run_command(command)
     return folder / "head"
 
 
@@ -127,7 +121,7 @@ def test_the_written_head_says_what_was_measured(
 ) -> None:
     """Scales of training are folded into what is written: a run that begins with the head agrees
     with the verifier as the head did."""
-    given = options(model, text, tmp_path / "head", first=head)
+    given = options(model, text, tmp_path / "head", first=head, rejected_weight=2.0)
     assert train(given, WorkDir(tmp_path / "work"), Reporter(quiet=True), "", lambda: False)
     first = next(one for one in read_log(tmp_path / "head") if "validation" in one)
     best = json.loads((head / "training.json").read_text())["best"]["validation"]

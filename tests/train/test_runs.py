@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +14,30 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from training import (
+    HIDDEN,
+    VOCAB,
+    kill_at,
+    read_log,
+    run_command,
+    save_verifier,
+    wait_for_checkpoint,
+    write_text,
+)
 
 from yggc.train.head import read_head
 
-VOCAB, HIDDEN = 60, 32
 pytestmark = pytest.mark.tiny
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verifier")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_verifier(tmp_path_factory.mktemp("verifier"))
 
 
 @pytest.fixture(scope="module")
 def text(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the model itself writes, greedily."""
-    path = tmp_path_factory.mktemp("text") / "text.jsonl"
-    writer = LlamaForCausalLM.from_pretrained(model)
-    generator = np.random.default_rng(0)
-    lines = []
-    for _ in range(80):
-        prompt = torch.from_numpy(generator.integers(0, VOCAB, (1, int(generator.integers(2, 9)))))
-        out = writer.generate(
-            prompt, do_sample=False, max_new_tokens=int(generator.integers(4, 30)), pad_token_id=0
-        )
-        lines.append({"ids": out[0].tolist(), "num_prompt": prompt.shape[1]})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_text(model, tmp_path_factory.mktemp("text") / "text.jsonl")
 
 
 def command(model: Path, text: Path, output: Path, *more: str) -> list[str]:
@@ -69,16 +50,7 @@ def command(model: Path, text: Path, output: Path, *more: str) -> list[str]:
 
 
 def run(*arguments: Any, code: int = 0) -> str:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stderr
-    return done.stderr
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    for entry in entries:
-        entry.pop("tokens_per_s", None)
-    return entries
+    return run_command(command(*arguments), code)
 
 
 @pytest.fixture(scope="module")
@@ -121,29 +93,12 @@ def test_a_killed_run_goes_on_to_the_same_losses(
 ) -> None:
     folder = tmp_path / "head"
     for wanted in (5, 15):
-        process = subprocess.Popen(
-            command(model, text, folder), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        try:
-            _wait_for_checkpoint(folder, wanted, process)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        kill_at(command(model, text, folder), folder, wanted)
         assert read_head(folder).config.hidden_size == HIDDEN
     assert "going on from step" in run(model, text, folder)
     assert read_log(folder) == read_log(whole)
     ours, wanted_weights = (load_file(one / "model.safetensors") for one in (folder, whole))
     assert all(torch.equal(ours[name], one) for name, one in wanted_weights.items())
-
-
-def _wait_for_checkpoint(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
-        names = [path.name for path in folder.glob("checkpoint-*") if path.suffix != ".partial"]
-        if any(int(name.split("-")[1]) >= step for name in names):
-            return
-        time.sleep(0.002)
-    raise AssertionError("no checkpoint appeared")
 
 
 def test_kept_features_give_the_same_run(
@@ -190,6 +145,24 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_head(
     assert read_head(tmp_path / "head").config.hidden_size == HIDDEN
 
 
+def test_rejected_positions_weigh_more_if_asked_for(
+    model: Path, text: Path, whole: Path, tmp_path: Path
+) -> None:
+    run(model, text, tmp_path / "head", "--loss-weight", "rejected", "--epochs", "1")
+    ours, plain = (
+        next(one for one in read_log(folder) if "loss" in one)
+        for folder in (tmp_path / "head", whole)
+    )
+    assert ours["feature"] == plain["feature"]
+    assert ours["token"][0] > plain["token"][0]
+    said = run(model, text, whole, "--loss-weight", "rejected", code=2)
+    assert "holds a run with rejected_weight None, asked for is 2.0" in said
+    said = run(model, text, whole, "--rejected-weight", "3", code=2)
+    assert "--rejected-weight is 3, and --loss-weight is uniform" in said
+    said = run(model, text, whole, "--loss-weight", "focal", code=2)
+    assert "--loss-weight is 'focal', wanted uniform or rejected" in said
+
+
 def test_a_foreign_tokenizer_is_refused_before_anything_is_written(
     model: Path, tmp_path: Path
 ) -> None:
@@ -211,7 +184,7 @@ def test_an_interrupt_writes_a_checkpoint(model: Path, text: Path, tmp_path: Pat
     process = subprocess.Popen(
         command(model, text, tmp_path / "head", "--epochs", "2000"), stderr=subprocess.PIPE
     )
-    _wait_for_checkpoint(tmp_path / "head", 5, process)
+    wait_for_checkpoint(tmp_path / "head", 5, process)
     os.kill(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -10,12 +10,7 @@ from transformers import LlamaConfig
 from yggc.models.eagle import EagleConfig, EagleForCausalLM, HeadForCausalLM, head_config
 from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, head3_config
 from yggc.train.batches import Batch, collate
-from yggc.train.cross_entropy import (
-    MeanCrossEntropy,
-    SoftCrossEntropy,
-    mean_rows,
-    soft_targets,
-)
+from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
 from yggc.train.eagle import LossWeights, losses, unroll
 from yggc.train.features import StoredFeatures
 from yggc.train.texts import Row
@@ -151,21 +146,6 @@ def test_cross_entropy_is_torchs(batch: Batch) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_mean_cross_entropy_is_torchs_for_both_factors() -> None:
-    generator = torch.Generator().manual_seed(6)
-    theirs, ours = (torch.randn(30, HIDDEN, generator=generator) for _ in range(2))
-    true, found = (torch.randn(700, HIDDEN, generator=generator) for _ in range(2))
-    given = [found.requires_grad_(), ours.requires_grad_()]
-    loss = MeanCrossEntropy.apply(found, ours, soft_targets(true, theirs, 0.7))
-    target = torch.softmax(true @ theirs.T / 0.7, -1)
-    wanted = torch.nn.functional.cross_entropy(found @ ours.T, target)
-    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
-    for one, other in zip(
-        *(torch.autograd.grad(3 * x, given) for x in (loss, wanted)), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
 def test_padding_changes_no_loss(
     head: HeadForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
 ) -> None:
@@ -182,3 +162,32 @@ def test_padding_changes_no_loss(
         parts(collate([one], StoredFeatures(features), torch.device("cpu")))[0] for one in ROWS
     )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_draft_is_rejected_at_its_first_wrong_step(
+    head: EagleForCausalLM, features: dict[bytes, torch.Tensor], batch: Batch
+) -> None:
+    matrix = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(6))
+    steps = unroll(head, batch, head.model.embed_tokens(batch.ids), STEPS)
+    found = losses(steps, batch, matrix, LossWeights(rejected=3.0)).token
+    # Draft by draft, as decoding compares them.
+    sums = np.zeros((STEPS, 2))
+    num_rejected = [0] * STEPS
+    for one in ROWS:
+        ids, true = torch.from_numpy(one.ids).long(), features[one.digest].float()
+        for root in range(one.num_prompt - 1, len(ids) - 1):
+            rejected = False
+            for step, made in enumerate(drafted(head, ids, true, root)):
+                logits, wanted = matrix @ made, matrix @ true[root + step]
+                is_first = not rejected and logits.argmax() != wanted.argmax()
+                rejected |= bool(is_first)
+                num_rejected[step] += bool(is_first)
+                weight = 3.0 if is_first else 1.0
+                loss = torch.nn.functional.cross_entropy(logits[None], wanted.softmax(-1)[None])
+                sums[step] += weight * loss.item(), weight
+    assert all(num_rejected[:2])
+    np.testing.assert_allclose(found.numpy(), sums[:, 0] / sums[:, 1], rtol=1e-4)
+    equal = losses(steps, batch, matrix, LossWeights(rejected=1.0)).token
+    plain = losses(steps, batch, matrix, LossWeights()).token
+    torch.testing.assert_close(equal, plain)
+    assert not torch.allclose(found, plain)

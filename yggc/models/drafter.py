@@ -4,7 +4,7 @@ head over it."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -21,6 +21,9 @@ from yggrt.core.formats import FORMATS
 if TYPE_CHECKING:
     from yggc.config import BuildConfig
 
+# What a configuration states layer by layer.
+_BY_LAYER = ("layer_types", "no_rope_layers")
+
 
 def first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
     """The configuration of a model's first layers under its final norm and head; 0 for all of it.
@@ -35,11 +38,18 @@ def first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
             f"drafter is self:{num_layers}, the verifier has {found} layers",
             f"take self:{max(1, found // 5)} or another number below {found}",
         )
-    cut = copy.deepcopy(config)
-    cut.num_hidden_layers = num_layers
-    if getattr(cut, "layer_types", None):
-        cut.layer_types = cut.layer_types[:num_layers]
-    return cut
+    return chosen_layers(config, range(num_layers))
+
+
+def chosen_layers(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+    """The configuration of these layers, in this order, under a model's final norm and head."""
+    chosen = copy.deepcopy(config)
+    chosen.num_hidden_layers = len(layers)
+    for name in _BY_LAYER:
+        stated = getattr(config, name, None)
+        if stated:
+            setattr(chosen, name, [stated[layer] for layer in layers])
+    return chosen
 
 
 def drafter_options(

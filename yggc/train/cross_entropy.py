@@ -8,6 +8,8 @@ import torch
 
 # Rows whose logits are in memory at once.
 CHUNK_ROWS = 512
+# Fewer where both models' are, in float32.
+TRAINED_ROWS = 128
 
 
 @torch.no_grad()
@@ -55,6 +57,23 @@ class SoftCrossEntropy(torch.autograd.Function):
         return by_feature * gradient[:, None], None, None
 
 
+@torch.no_grad()
+def first_choices(features: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """int64 [N]: the row of `head` [V, hidden] with the largest logit, for each of `features`
+    [N, hidden].
+    """
+    found = [(rows.to(head.dtype) @ head.T).argmax(-1) for rows in features.split(CHUNK_ROWS)]
+    return torch.cat(found)
+
+
+def weighted_mean(losses: torch.Tensor, chosen: torch.Tensor, weight: float) -> torch.Tensor:
+    """The mean of `losses` [N] with `weight` where `chosen` (bool [N]) and 1 elsewhere, over the
+    sum of the weights.
+    """
+    weights = torch.where(chosen, weight, 1.0)
+    return (losses * weights).sum() / weights.sum()
+
+
 def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(rows head^T) head and the softmax's log sum, float32 [N, hidden] and [N]."""
     logits = rows @ head.T
@@ -66,44 +85,66 @@ def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, to
     return mean, total.log() + top[:, 0].float()
 
 
-@torch.no_grad()
-def soft_targets(
-    features: torch.Tensor, head: torch.Tensor, temperature: float = 1.0
-) -> torch.Tensor:
-    """softmax(features head^T / temperature), [N, V] in `head`'s dtype, for `features` [N, hidden]
-    and `head` [V, hidden].
-    """
-    chunks = features.split(CHUNK_ROWS)
-    parts = [((one / temperature).to(head.dtype) @ head.T).softmax(-1) for one in chunks]
-    return torch.cat(parts).to(head.dtype)
+class TrainedHeadCrossEntropy(torch.autograd.Function):
+    """`apply(hidden [N, h], head [V, h], features [N, hidden], verifier_head [V, hidden],
+    temperature, rejected[, among])` -> float32 []: the mean cross entropy of softmax(hidden
+    head^T) against softmax(features verifier_head^T / temperature), with gradients for `hidden`
+    and `head`.
 
-
-class MeanCrossEntropy(torch.autograd.Function):
-    """`apply(rows [N, hidden], head [V, hidden], target [N, V])` -> float32 scalar: the mean cross
-    entropy of softmax(rows head^T) against `target`, with products in `target`'s dtype and
-    gradients for both.
-
-    Those are made along with the loss, so that no logits are kept.
+    Products are in the dtype of `verifier_head`, what follows in float32. Of all logits a chunk of
+    rows is in memory: the gradients are made along with the loss. rejected: the weight of a row
+    whose likeliest id is not the verifier's, of those in `among` (bool [N], all without it),
+    beside 1 for the others; None for a plain mean.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, head: torch.Tensor, target: torch.Tensor
+        ctx: Any,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        features: torch.Tensor,
+        verifier_head: torch.Tensor,
+        temperature: float,
+        rejected: float | None,
+        among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        matrix = head.to(target.dtype)
-        total = torch.zeros((), device=rows.device)
-        by_row, by_head = [], torch.zeros_like(head, dtype=torch.float32)
-        for chunk, wanted in zip(rows.split(CHUNK_ROWS), target.split(CHUNK_ROWS), strict=True):
-            given = chunk.to(target.dtype)
-            log = (given @ matrix.T).float().log_softmax(-1)
-            total -= (wanted * log).sum()
-            difference = (log.exp_() - wanted).to(target.dtype)
-            by_row.append((difference @ matrix).float())
-            by_head += difference.T @ given
-        ctx.save_for_backward(torch.cat(by_row) / len(rows), by_head / len(rows))
-        return total / len(rows)
+        dtype = verifier_head.dtype
+        matrix = head.to(dtype)
+        by_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        by_hidden = []
+        total = torch.zeros((), device=head.device)
+        weight_sum = torch.zeros((), device=head.device)
+        if among is None:
+            among = torch.ones(len(hidden), dtype=torch.bool, device=head.device)
+        # No product is to be rounded further than it says above.
+        with torch.autocast(head.device.type, enabled=False):
+            for rows, wanted, counted in zip(
+                hidden.to(dtype).split(TRAINED_ROWS),
+                features.to(dtype).split(TRAINED_ROWS),
+                among.split(TRAINED_ROWS),
+                strict=True,
+            ):
+                logits = (rows @ matrix.T).float()
+                target = (wanted @ verifier_head.T).float()
+                weights = torch.ones(len(rows), device=head.device)
+                if rejected is not None:
+                    wrong = logits.argmax(-1) != target.argmax(-1)
+                    weights[wrong & counted] = rejected
+                target = target.div_(temperature).softmax(-1)
+                log_sum = logits.logsumexp(-1)
+                found = log_sum - torch.linalg.vecdot(target, logits)
+                total += (weights * found).sum()
+                weight_sum += weights.sum()
+                by_logits = (
+                    logits.sub_(log_sum[:, None]).exp_().sub_(target).mul_(weights[:, None])
+                )
+                by_logits = by_logits.to(dtype)
+                by_hidden.append((by_logits @ matrix).float())
+                by_head += by_logits.T @ rows
+        ctx.save_for_backward(torch.cat(by_hidden).div_(weight_sum), by_head.div_(weight_sum))
+        return total / weight_sum
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        by_row, by_head = ctx.saved_tensors
-        return by_row * gradient, by_head * gradient, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        by_hidden, by_head = ctx.saved_tensors
+        return by_hidden * gradient, by_head * gradient, None, None, None, None, None

@@ -11,6 +11,7 @@ features up to where the draft begins and to the draft's own rows behind.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from yggc.models.eagle import HeadForCausalLM
 from yggc.train.batches import Batch
-from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
+from yggc.train.cross_entropy import SoftCrossEntropy, first_choices, mean_rows, weighted_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +146,56 @@ def _delay(rows: torch.Tensor, num: int) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class LossWeights:
     """feature, token: of the two losses. decay: of each step relative to the one before.
-    temperature: of the verifier's distribution.
+    temperature: of the verifier's distribution. rejected: of a query's token loss where its draft
+    is rejected, beside 1 for the others; None for a plain mean.
     """
 
     feature: float = 1.0
     token: float = 1.0
     decay: float = 0.8
     temperature: float = 1.0
+    rejected: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`total` is what is minimised; the parts [num_steps] are means over a step's queries."""
+    """`total` is what is minimised; the parts [num_steps] are means over a step's queries, of
+    `token` weighted ones.
+    """
 
     total: torch.Tensor
     feature: torch.Tensor
     token: torch.Tensor
+
+
+class Rejections:
+    """The queries at which drafts are rejected, told step after step.
+
+    A draft is rejected at its first step whose likeliest id is not the verifier's likeliest draft
+    id; what it says behind that is never looked at, so those queries are no rejections. An id that
+    cannot be drafted is none that could be learned. head: [draft_vocab, hidden] of the verifier,
+    in the dtype to compute in.
+    """
+
+    def __init__(self, batch: Batch, head: torch.Tensor) -> None:
+        self._batch, self._head = batch, head
+        self._alive = batch.valid
+
+    @functools.cached_property
+    def _choices(self) -> torch.Tensor:
+        wanted = self._batch.features[:, -self._batch.num_queries :]
+        return first_choices(wanted[self._batch.valid], self._head)
+
+    def of(self, step: int, choices: torch.Tensor) -> torch.Tensor:
+        """Those among the queries that `step` reaches, bool [n]; `choices` int64 [n]: the head's
+        likeliest draft id after each."""
+        valid, reached = self._batch.valid, self._batch.valid_at(step)
+        wrong = torch.zeros_like(valid)
+        wrong[reached] = choices != self._choices[reached[valid]]
+        # A step's query belongs to the draft whose step before was one query before.
+        alive = valid if step == 0 else functional.pad(self._alive[:, :-1], (1, 0)) & reached
+        self._alive = alive & ~wrong
+        return (alive & wrong)[reached]
 
 
 def losses(
@@ -174,6 +209,7 @@ def losses(
     valid = batch.valid
     flat = wanted[valid]
     target = mean_rows(flat, head, weights.temperature)
+    rejections = Rejections(batch, head)
     total = torch.zeros((), device=flat.device)
     parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for step, found in enumerate(steps):
@@ -183,7 +219,12 @@ def losses(
         if not len(rows):
             break
         feature = functional.smooth_l1_loss(rows, flat[chosen].float())
-        token = SoftCrossEntropy.apply(rows, head, target[chosen]).mean()
+        by_query = SoftCrossEntropy.apply(rows, head, target[chosen])
+        if weights.rejected is None:
+            token = by_query.mean()
+        else:
+            rejected = rejections.of(step, first_choices(rows, head))
+            token = weighted_mean(by_query, rejected, weights.rejected)
         total = total + weights.decay**step * (weights.feature * feature + weights.token * token)
         parts[0].append(feature.detach())
         parts[1].append(token.detach())

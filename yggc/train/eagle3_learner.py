@@ -20,8 +20,8 @@ from yggc.models.eagle import HeadConfig
 from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, head3_config, published_taps
 from yggc.train.batches import Batch, first_batches
 from yggc.train.card import About
-from yggc.train.cross_entropy import MeanCrossEntropy, soft_targets
-from yggc.train.eagle import Frozen, unroll
+from yggc.train.cross_entropy import TrainedHeadCrossEntropy, first_choices
+from yggc.train.eagle import Frozen, Rejections, unroll
 from yggc.train.eagle_learner import FIT_TOKENS, SCALE_ROWS, HeadOptions, padded
 from yggc.train.head import read_head, write_head
 from yggc.train.initial import fit_fc, new_head, take_over, tap_scale
@@ -119,14 +119,27 @@ class Eagle3Learner:
         """Cross entropy of each draft step, weighted by `decay` to the power of the step."""
         options, valid = self._options, batch.valid
         wanted = batch.features[:, -batch.num_queries :][valid]
-        target = soft_targets(wanted, self._frozen.head, options.temperature)
+        head, theirs = self.model.lm_head.weight, self._frozen.head
+        rejections = Rejections(batch, theirs)
         total, parts = torch.zeros((), device=wanted.device), []
         for step, found in enumerate(self._unroll(batch, detach=options.detach)):
             reached = batch.valid_at(step)
             rows = self.model.norm(found[reached])
             if not len(rows):
                 break
-            token = MeanCrossEntropy.apply(rows, self.model.lm_head.weight, target[reached[valid]])
+            rejected = None
+            if options.rejected_weight is not None:
+                choices = first_choices(rows.to(theirs.dtype), head.detach().to(theirs.dtype))
+                rejected = rejections.of(step, choices)
+            token = TrainedHeadCrossEntropy.apply(
+                rows,
+                head,
+                wanted[reached[valid]],
+                theirs,
+                options.temperature,
+                options.rejected_weight,
+                rejected,
+            )
             total = total + options.decay**step * token
             parts.append(token.detach())
         return padded(total, {"token": torch.stack(parts)}, options.num_steps)

@@ -97,7 +97,13 @@ class EagleOptions(HeadOptions):
 
     @property
     def loss_weights(self) -> LossWeights:
-        return LossWeights(self.feature_weight, self.token_weight, self.decay, self.temperature)
+        return LossWeights(
+            self.feature_weight,
+            self.token_weight,
+            self.decay,
+            self.temperature,
+            self.rejected_weight,
+        )
 
 
 def fc_scale(embedding_scale: float, hidden_size: int) -> torch.Tensor:

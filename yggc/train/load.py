@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from yggc.models.adapt import refuse_inexact
-from yggc.models.checkpoint import Checkpoint
+from yggc.models.checkpoint import Checkpoint, empty_model
+from yggc.models.drafter import chosen_layers
 from yggc.train.slots import ATTENTION, register_attention
 
 
@@ -43,18 +44,37 @@ def fast_products(dtype: str) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def read_model(checkpoint: Checkpoint, dtype: torch.dtype, **options: Any) -> Any:
-    """transformers' model with the checkpoint's weights in `dtype`; `options` as `from_config`
-    takes them. Gives back the memory of what was read.
+def read_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    layers: Sequence[int] | None = None,
+    **options: Any,
+) -> Any:
+    """transformers' model with the checkpoint's weights in `dtype`, of these layers alone if they
+    are named; `options` as `from_config` takes them. Gives back the memory of what was read.
     """
+    config, sources = checkpoint.config, {name: name for name in checkpoint.tensor_names}
+    if layers is not None:
+        config = chosen_layers(config, layers)
+        named = {name: _in_layer(name, layers) for name in empty_model(config).state_dict()}
+        sources = {name: source for name, source in named.items() if source in sources}
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype, **options)
-    state = {name: checkpoint.read(name).to(dtype) for name in checkpoint.tensor_names}
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    state = {name: checkpoint.read(source).to(dtype) for name, source in sources.items()}
     # What is missing is tied to what is there.
     model.load_state_dict(state, strict=False)
     model.tie_weights()
     checkpoint.release()
     return model.eval()
+
+
+def _in_layer(name: str, layers: Sequence[int]) -> str:
+    """The name of a parameter of layer i as that of layer layers[i]: the first number in it."""
+    parts = name.split(".")
+    at = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+    if at is not None:
+        parts[at] = str(layers[int(parts[at])])
+    return ".".join(parts)
 
 
 def load_model(checkpoint: Checkpoint, dtype: str, device: str) -> Any:

@@ -60,6 +60,8 @@ class Setting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(ABC):
     """The options that all kinds of drafters share; a subclass adds its own and its learner.
+    rejected_weight: of a position's token loss where a draft would be rejected, beside 1 for the
+    others; None for equal weights.
 
     Every field but those of `_FREE` may change the result and is compared when a run goes on.
     """
@@ -81,6 +83,7 @@ class TrainOptions(ABC):
     validate_every: int = 100
     patience: int = 8
     seed: int = 0
+    rejected_weight: float | None = None
     cache_features: Path | None = None
     exclude: tuple[Path, ...] = ()
     device: str = "cpu"
