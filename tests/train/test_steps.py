@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from yggc.models.eagle import EagleConfig, EagleForCausalLM, HeadForCausalLM, head_config
 from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, head3_config
 from yggc.train.batches import Batch, collate
-from yggc.train.cross_entropy import SoftCrossEntropy, mean_rows
+from yggc.train.cross_entropy import SoftCrossEntropy, TrainedHeadCrossEntropy, mean_rows
 from yggc.train.eagle import LossWeights, losses, unroll
 from yggc.train.features import StoredFeatures
 from yggc.train.texts import Row
@@ -191,3 +191,15 @@ def test_a_draft_is_rejected_at_its_first_wrong_step(
     plain = losses(steps, batch, matrix, LossWeights()).token
     torch.testing.assert_close(equal, plain)
     assert not torch.allclose(found, plain)
+
+
+def test_only_the_rows_told_can_weigh_more() -> None:
+    generator = torch.Generator().manual_seed(9)
+    hidden, true = (torch.randn(300, HIDDEN, generator=generator) for _ in range(2))
+    head, theirs = (torch.randn(6, HIDDEN, generator=generator) for _ in range(2))
+    among = torch.arange(300) % 3 == 0
+    found = TrainedHeadCrossEntropy.apply(hidden, head, true, theirs, 1.0, 4.0, among)
+    logits, target = hidden @ head.T, true @ theirs.T
+    weights = 1 + 3 * (among & (logits.argmax(-1) != target.argmax(-1))).float()
+    by_row = torch.nn.functional.cross_entropy(logits, target.softmax(-1), reduction="none")
+    torch.testing.assert_close(found, (by_row * weights).sum() / weights.sum())
