@@ -24,7 +24,7 @@ from yggc.train.cross_entropy import TrainedHeadCrossEntropy, first_choices
 from yggc.train.eagle import Frozen, Rejections, unroll
 from yggc.train.eagle_learner import FIT_TOKENS, SCALE_ROWS, HeadOptions, padded
 from yggc.train.head import read_head, write_head
-from yggc.train.initial import fit_fc, new_head, take_over, tap_scale
+from yggc.train.initial import add_of_embedding, new_head, ridge_regression, take_over, tap_scale
 from yggc.train.learner import Loss
 from yggc.train.run import Setting
 from yggc.train.validate import Agreement, HeldOut
@@ -78,20 +78,24 @@ class Eagle3Options(HeadOptions):
         frozen = Frozen(verifier.embedding, chosen, 1.0)
         scale = tap_scale(rows[:SCALE_ROWS], setting.features).to(verifier.device)
         if self.first is None:
-            norm = verifier.norm
-            with torch.no_grad():
-                model.norm.weight.copy_(norm)
-                model.lm_head.weight.copy_(chosen)
+            norm, embed = verifier.norm, model.model.layers[0].input_layernorm
             # What the final norm makes of this is the verifier's last hidden state.
             least = LEAST_NORM * norm.abs().max()
             divisor = torch.where(norm.abs() < least, least, norm)
-            fit_fc(
-                model.fc,
+            fitted = ridge_regression(
                 first_batches(rows, FIT_TOKENS),
                 setting.features,
-                lambda batch: batch.given * scale,
+                lambda batch: torch.cat(
+                    [embed(frozen.embed(batch.ids).float()), batch.given * scale], dim=-1
+                ),
                 lambda batch: batch.features / divisor,
+                verifier.device,
             )
+            with torch.no_grad():
+                model.norm.weight.copy_(norm)
+                model.lm_head.weight.copy_(chosen)
+                model.fc.weight.copy_(fitted[:, config.hidden_size :])
+            add_of_embedding(model, fitted[:, : config.hidden_size])
         else:
             take_over(model, model.fc, read_head(self.first), scale, str(self.first))
         return Eagle3Learner(model, frozen, draft_ids, scale, self, setting.identity)

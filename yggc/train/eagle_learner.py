@@ -17,7 +17,7 @@ from yggc.train.batches import Batch, first_batches
 from yggc.train.card import About
 from yggc.train.eagle import Frozen, LossWeights, losses, unroll
 from yggc.train.head import read_head, write_head
-from yggc.train.initial import embedding_scale, fit_fc, new_head, take_over
+from yggc.train.initial import embedding_scale, new_head, ridge_regression, take_over
 from yggc.train.learner import Loss
 from yggc.train.run import Setting, TrainOptions
 from yggc.train.texts import frequent_ids
@@ -83,13 +83,14 @@ class EagleOptions(HeadOptions):
         chosen = verifier.head[draft_ids.to(verifier.device)].contiguous()
         frozen = Frozen(verifier.embedding, chosen, scale)
         if self.first is None:
-            fit_fc(
-                model.fc,
+            fitted = ridge_regression(
                 first_batches(rows, FIT_TOKENS),
                 setting.features,
                 lambda batch: torch.cat([frozen.embed(batch.ids), batch.given], dim=-1),
                 lambda batch: batch.features,
+                verifier.device,
             )
+            model.fc.weight.data.copy_(fitted)
         else:
             factors = fc_scale(scale, config.hidden_size)
             take_over(model, model.fc, read_head(self.first), factors, str(self.first))

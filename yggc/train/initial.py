@@ -18,6 +18,8 @@ from yggc.train.texts import Row
 
 # Of the inputs' mean square; the answer does not depend on it much.
 RIDGE = 1e-3
+# Score of a row with itself where attention is to pick the row's own embedding.
+OWN_SCORE = 12.0
 # Of the usual root mean square of a channel, what one is taken to have at least.
 LEAST_SCALE = 1e-3
 
@@ -62,26 +64,55 @@ def new_head(kind: type[HeadForCausalLM], config: HeadConfig, seed: int) -> Head
 
 
 @torch.no_grad()
-def fit_fc(
-    fc: torch.nn.Linear,
+def ridge_regression(
     parts: Sequence[Sequence[Row]],
     features: Features,
     inputs: Columns,
     wanted: Columns,
-) -> None:
-    """Sets `fc` to the ridge regression from `inputs` to `wanted`, over the responses."""
-    device, size = fc.weight.device, fc.in_features
-    gram = torch.zeros(size, size, dtype=torch.float64, device=device)
-    cross = torch.zeros(size, fc.out_features, dtype=torch.float64, device=device)
+    device: torch.device,
+) -> torch.Tensor:
+    """The matrix [wanted's size, inputs' size] of the ridge regression from `inputs` to `wanted`,
+    over the responses: float32.
+    """
+    gram = cross = torch.zeros((), dtype=torch.float64, device=device)
     for rows in parts:
         batch = collate(rows, features, device)
         given, made = (
             find(batch)[:, -batch.num_queries :][batch.valid].float() for find in (inputs, wanted)
         )
-        gram += (given.T @ given).double()
-        cross += (given.T @ made).double()
-    ridge = RIDGE * gram.diagonal().mean() * torch.eye(size, dtype=torch.float64, device=device)
-    fc.weight.copy_(torch.linalg.solve(gram + ridge, cross).T.float())
+        gram = gram + (given.T @ given).double()
+        cross = cross + (given.T @ made).double()
+    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), device=device)
+    return torch.linalg.solve(gram + ridge, cross).T.float()
+
+
+@torch.no_grad()
+def add_of_embedding(model: Eagle3ForCausalLM, matrix: torch.Tensor) -> None:
+    """Sets the layer's attention to add `matrix` [hidden, hidden] times the row's own normalised
+    embedding, as near as its values have room for.
+
+    Queries and keys are one random projection of that embedding, so a row attends to itself and to
+    others of its token, whose embedding is the same; values and output are the largest singular
+    parts of the matrix, which heads that share values share.
+    """
+    attention, config = model.model.layers[0].self_attn, model.config
+    size, dim, groups = config.hidden_size, config.head_dim, config.num_key_value_heads
+    per_group = config.num_attention_heads // groups
+    u, s, v = torch.linalg.svd(matrix.to(model.device))
+    rank = min(size, groups * dim)
+    root = s[:rank].sqrt()
+    for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+        one.weight.zero_()
+    attention.v_proj.weight[:rank, :size] = root[:, None] * v[:rank]
+    out = torch.zeros(size, groups * dim, device=model.device)
+    out[:, :rank] = u[:, :rank] * root / per_group
+    out = out.view(size, groups, 1, dim).expand(size, groups, per_group, dim)
+    attention.o_proj.weight.copy_(out.reshape(size, -1))
+    keys = torch.randn(groups, dim, size, device="cpu").to(model.device)
+    keys *= (OWN_SCORE / (size * dim**0.5)) ** 0.5
+    attention.k_proj.weight[:, :size] = keys.reshape(-1, size)
+    queries = keys[:, None].expand(groups, per_group, dim, size)
+    attention.q_proj.weight[:, :size] = queries.reshape(-1, size)
 
 
 @torch.no_grad()
