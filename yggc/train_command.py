@@ -41,7 +41,9 @@ Range: TypeAlias = tuple[str, float, float, float]
 
 
 class SharedFlags:
-    """The flags of every such command, checked; the signature is what `--help` shows."""
+    """The flags of every such command, checked; the signature is what `--help` shows. `fields` are
+    those of `TrainOptions` by name.
+    """
 
     def __init__(
         self,
@@ -150,7 +152,6 @@ class SharedFlags:
             "dtype": dtype,
             "num_threads": threads or usable_cores(),
         }
-        """Those of `TrainOptions`, by name."""
 
 
 def training_command(
