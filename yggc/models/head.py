@@ -20,7 +20,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
-from yggc.heads import HEAD_TYPES
+from yggc.heads import HEAD_TYPES, are_layers
 from yggc.models import shards
 from yggc.models.checkpoint import (
     Checkpoint,
@@ -94,7 +94,7 @@ class HeadCheckpoint(Checkpoint):
         if not stated:
             config.taps = published_taps(num_layers)
         taps = config.taps
-        if sorted(set(taps)) != taps or taps[0] < 0 or taps[-1] >= num_layers:
+        if not are_layers(taps, num_layers):
             which = "" if stated else ", which published heads read where they say no others"
             raise SourceError(
                 f"{self.source.path}: the head reads what layers {taps} are given{which}, wanted "
