@@ -26,6 +26,7 @@ from transformers import (
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from yggc.models.eagle import EagleForCausalLM, head_config
+from yggc.models.eagle3 import Eagle3ForCausalLM, head3_config
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
@@ -133,6 +134,53 @@ def save_head(folder: Path) -> Path:
 
 def random_head() -> Path:
     return save_head(CACHE / "tiny-head")
+
+
+def deep_model() -> Path:
+    """A model as the tiny one, of four layers: with some between whose inputs a head can read."""
+    folder = CACHE / "tiny-deep"
+    if not (folder / "config.json").exists():
+        torch.manual_seed(3)
+        config = tiny_config()
+        config.num_hidden_layers = 4
+        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(tiny_model()).save_pretrained(folder)
+    return folder
+
+
+def save_head3(folder: Path) -> Path:
+    """An EAGLE-3 head for the deep model with random weights, over 384 of its ids."""
+    if not (folder / "config.json").exists():
+        torch.manual_seed(4)
+        config = head3_config(tiny_config(), 384, taps=[1, 2, 3])
+        config.initializer_range = 0.3
+        state = Eagle3ForCausalLM(config).state_dict()
+        del state["model.embed_tokens.weight"]
+        # Norms that are all ones would not show which of them is where.
+        for name, value in state.items():
+            if value.dim() == 1:
+                state[name] = torch.rand(value.shape) + 0.5
+        ids = torch.randperm(400)[:384].sort().values
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({**state, "draft_ids": ids}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return folder
+
+
+def random_head3() -> Path:
+    return save_head3(CACHE / "tiny-head3")
+
+
+def deep_drafted() -> Path:
+    """The deep model with its random head and n-grams, in as few graphs as tests need."""
+    recipe = CACHE / "tiny-eagle3.toml"
+    recipe.write_text(
+        f'name = "tiny-eagle3"\nverifier = "{deep_model()}"\n'
+        f'drafter = "{random_head3()}+ngram"\nbuckets = [1, 16]\nprefill_buckets = [16]\n'
+        "drafter_widths = [1, 8]\nmax_model_len = 256\ncalibration_tokens = 8\n"
+        'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
+    )
+    return yggc_build(CACHE / "tiny-eagle3.ygg", recipe, "--drafter-quant", "none")
 
 
 def tiny_drafted(name: str, drafter: str, *flags: str) -> Path:

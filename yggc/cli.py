@@ -69,7 +69,7 @@ Sha256 = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Who guesses: ngram (default), lookahead, a directory with an EAGLE head, "
+        help="Who guesses: ngram (default), lookahead, a directory with an EAGLE or EAGLE-3 head, "
         "self:LAYERS (the verifier's first layers), self (all of it), or a model with the "
         "verifier's tokenizer, named as the verifier is; +ngram behind a head or model adds "
         "n-grams.",

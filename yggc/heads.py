@@ -4,24 +4,48 @@ with the compiler. Imports nothing heavy: options are checked before models are 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-# The `model_type` of yggc.models.eagle.EagleConfig, and what types a head's maps of ids have.
+import msgspec
+
+# The `model_type`s of EagleConfig in yggc.models.eagle and of Eagle3Config in yggc.models.eagle3,
+# and what types a head's maps of ids have.
 HEAD = "ygg_eagle"
-HEAD_TYPES = ("I64",)
+HEAD_3 = "ygg_eagle3"
+HEAD_TYPES = ("I64", "BOOL")
+
+
+class Taps(msgspec.Struct, frozen=True, kw_only=True):
+    """What a head has of its verifier's graphs: features made of the inputs of some layers.
+
+    layers: which, ascending; 0 is given the embeddings. form, integer: of the product that makes a
+    feature of them, as for PackedLinear.
+    """
+
+    layers: tuple[int, ...]
+    form: str
+    integer: bool
+
+
+def are_layers(taps: Sequence[int], num_layers: int) -> bool:
+    """Whether a head can read these layers of a verifier with so many."""
+    ascending = all(a < b for a, b in itertools.pairwise(taps))
+    return bool(taps) and ascending and taps[0] >= 0 and taps[-1] < num_layers
 
 
 def is_head(config: Any) -> bool:
     """Whether a `config.json` says that it is of a head, which drafts for a verifier and is no
-    model of its own; that of the EAGLE repository does not say so.
+    model of its own; those of the EAGLE repository say so from EAGLE-3 on.
     """
     if not isinstance(config, dict):
         return False
-    return config.get("model_type") == HEAD or "speculators_model_type" in config
+    stated = {"speculators_model_type", "draft_vocab_size"} & config.keys()
+    return config.get("model_type") in (HEAD, HEAD_3) or bool(stated)
 
 
 def is_head_folder(folder: Path) -> bool:

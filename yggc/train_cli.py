@@ -6,6 +6,7 @@ import typer
 
 from yggc.train_data_cli import data
 from yggc.train_distill_cli import distill
+from yggc.train_eagle3_cli import eagle3
 from yggc.train_eagle_cli import eagle
 from yggrt.terminal import ReportingGroup
 
@@ -24,4 +25,5 @@ def _train() -> None:
 
 train.command()(data)
 train.command()(eagle)
+train.command()(eagle3)
 train.command()(distill)

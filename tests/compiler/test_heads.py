@@ -118,8 +118,8 @@ def test_chosen_ids_take_rows_of_the_verifiers_output_head(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("config", "names", "message"),
     [
-        ({"speculators_model_type": "eagle3"}, ["fc.weight"], "a head of kind 'eagle3'"),
-        ({"model_type": "llama"}, ["midlayer.self_attn.q_proj.weight"], "is an EAGLE-3 head"),
+        ({"speculators_model_type": "dflash"}, ["fc.weight"], "a head of kind 'dflash', wanted"),
+        ({"draft_vocab_size": 9}, ["fc.weight"], "without 'midlayer.self_attn.q_proj.weight'"),
         ({"speculators_model_type": "eagle"}, ["fc.weight"], "no transformer_layer_config"),
         (
             {"speculators_model_type": "eagle", "transformer_layer_config": {}, "layernorms": 1},

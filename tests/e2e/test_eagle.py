@@ -1,4 +1,4 @@
-"""A head with random weights drafts for the tiny verifier, n-grams beside it: real bundles,
+"""Heads with random weights draft for tiny verifiers, n-grams beside them: real bundles,
 transformers beside them.
 """
 
@@ -9,7 +9,8 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 from drafting import decode, prompts
 from safetensors.torch import load_file
 
-from yggc.models.eagle import EagleConfig, EagleForCausalLM
+from yggc.models.eagle import EagleConfig, EagleForCausalLM, HeadForCausalLM
+from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM
 from yggrt.bundle import Bundle
 from yggrt.core.schema import EagleDrafter as Parameters
 from yggrt.core.spec import parse_tree_spec
@@ -40,19 +42,88 @@ TREES = [
 ]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of head: its bundle, the widths of its draft graphs, and what it was made of."""
+
+    build: Callable[[], Path]
+    widths: frozenset[int]
+    verifier: Callable[[], Path]
+    folder: Callable[[], Path]
+    load: Callable[[dict[str, Any]], HeadForCausalLM]
+
+    @functools.cached_property
+    def bundle(self) -> Path:
+        return self.build()
+
+    @functools.cached_property
+    def session(self) -> Session:
+        return load(self.bundle)
+
+    @functools.cached_property
+    def reference(self) -> Any:
+        return bundles.reference(self.verifier())
+
+    @functools.cached_property
+    def draft_ids(self) -> list[int]:
+        state = load_file(self.folder() / "model.safetensors")
+        found: list[int] = state["draft_ids"].tolist()
+        return found
+
+    @functools.cached_property
+    def head(self) -> HeadForCausalLM:
+        """The head in eager mode, with what is the verifier's."""
+        head = self.load(json.loads((self.folder() / "config.json").read_bytes()))
+        state = load_file(self.folder() / "model.safetensors")
+        ids = state.pop("draft_ids")
+        embedding = self.reference.get_input_embeddings().weight.data
+        state["model.embed_tokens.weight"] = embedding
+        # Tied: the verifier's output head is its embedding.
+        state.setdefault("lm_head.weight", embedding[ids])
+        head.load_state_dict(state)
+        return head.eval()
+
+    def features(self, context: list[int]) -> torch.Tensor:
+        """The verifier's [len(context), hidden]."""
+        found = self.reference(torch.tensor([context]), output_hidden_states=True)
+        if isinstance(self.head, Eagle3ForCausalLM):
+            given = [found.hidden_states[layer][0] for layer in self.head.config.taps]
+            return self.head.fuse(torch.cat(given, dim=-1))
+        features: torch.Tensor = found.hidden_states[-1][0]
+        return features
+
+
 def built() -> Path:
     head = f"{bundles.random_head()}+ngram"
     return bundles.tiny_drafted("eagle", head, "--drafter-quant", "none")
 
 
-@functools.cache
-def cached_session() -> Session:
-    return load(built())
+KINDS = {
+    "eagle": Kind(
+        built,
+        frozenset({1, 4, 8}),
+        bundles.tiny_model,
+        bundles.random_head,
+        lambda config: EagleForCausalLM(EagleConfig(**config)),
+    ),
+    "eagle3": Kind(
+        bundles.deep_drafted,
+        frozenset({1, 8}),
+        bundles.deep_model,
+        bundles.random_head3,
+        lambda config: Eagle3ForCausalLM(Eagle3Config(**config)),
+    ),
+}
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
 
 
 @pytest.fixture
-def session() -> Session:
-    return cached_session()
+def session(kind: Kind) -> Session:
+    return kind.session
 
 
 def yggrt_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -98,55 +169,36 @@ def test_requests_that_share_a_prefix_draft_what_fresh_ones_draft(session: Sessi
         ids = [*ids, *done.ids]
 
 
-def test_bundles_with_a_head_are_tuned_and_examined(tmp_path: Path) -> None:
+def test_bundles_with_a_head_are_tuned_and_examined(kind: Kind, tmp_path: Path) -> None:
     out = tmp_path / "tuned.ygg"
-    done = yggrt_command("tune", built(), "-o", out, "--json")
+    done = yggrt_command("tune", kind.bundle, "-o", out, "--json")
     assert done.returncode == 0, done.stderr
-    before, after = (Bundle.open(path).manifest for path in (built(), out))
+    before, after = (Bundle.open(path).manifest for path in (kind.bundle, out))
     assert after.schedule.drafter == before.schedule.drafter
     assert after.schedule.ngram == before.schedule.ngram is not None
     draft = {graph.name for graph in after.graphs if graph.kind == "draft"}
-    assert {p.rows for p in after.latency if p.graph in draft} == {1, 4, 8}
-    examined = json.loads(yggrt_command("doctor", built(), "--json").stdout)
+    assert {p.rows for p in after.latency if p.graph in draft} == kind.widths
+    examined = json.loads(yggrt_command("doctor", kind.bundle, "--json").stdout)
     assert "cost of drafting" in [one["name"] for one in examined["findings"]]
 
 
 # --- what the head says, against the module in eager mode ---------------------------------------
 
 
-def draft_ids() -> list[int]:
-    found: list[int] = load_file(bundles.random_head() / "model.safetensors")["draft_ids"].tolist()
-    return found
-
-
-def head_of(session: Session) -> EagleDrafter:
+def head_of(kind: Kind) -> EagleDrafter:
     """Another drafter over the session's head, without n-grams and with a cache of its own."""
-    tables = Bundle.open(built()).manifest.schedule.drafter
+    tables = Bundle.open(kind.bundle).manifest.schedule.drafter
     assert isinstance(tables, Parameters)
-    drafter: Any = session._parts.drafter
+    drafter: Any = kind.session._parts.drafter
     return EagleDrafter(drafter._first._graphs, tables)
 
 
-@functools.cache
-def eager_head() -> EagleForCausalLM:
-    folder = bundles.random_head()
-    head = EagleForCausalLM(EagleConfig(**json.loads((folder / "config.json").read_bytes())))
-    state = load_file(folder / "model.safetensors")
-    ids = state.pop("draft_ids")
-    embedding = bundles.reference(bundles.tiny_model()).get_input_embeddings().weight.data
-    state["model.embed_tokens.weight"] = embedding
-    # Tied: the verifier's output head is its embedding.
-    state["lm_head.weight"] = embedding[ids]
-    head.load_state_dict(state)
-    return head.eval()
-
-
-def naive_logits(reference: Any, context: list[int], path: Sequence[int]) -> torch.Tensor:
+def naive_logits(kind: Kind, context: list[int], path: Sequence[int]) -> torch.Tensor:
     """The definition, one token at a time: the verifier's features up to the root, the head's own
     below it; logits after the last of `path`."""
-    head = eager_head()
+    head = kind.head
     with torch.no_grad():
-        features = reference.model(torch.tensor([context])).last_hidden_state[0]
+        features = kind.features(context)
         read = torch.cat([torch.zeros(1, features.shape[1]), features[:-1]])
         for end in range(len(path) + 1):
             tokens = torch.tensor([[*context, *path[:end]]])
@@ -154,15 +206,16 @@ def naive_logits(reference: Any, context: list[int], path: Sequence[int]) -> tor
                 inputs_embeds=head.join(head.model.embed_tokens(tokens), read[None])
             ).last_hidden_state[0]
             read = torch.cat([read, out[-1:]])
-        return head.lm_head(out[-1])
+        logits: torch.Tensor = head.lm_head(head.norm(out[-1]))
+        return logits
 
 
-def test_nodes_say_what_the_module_says(session: Session, tiny_reference: Any) -> None:
+def test_nodes_say_what_the_module_says(kind: Kind, session: Session) -> None:
     graphs: Any = session.graphs
     for length in (1, 3, 6, 40, 90):
         [context] = prompts(1, (length,), seed=length)
         cache = graphs.new_cache()
-        fresh = head_of(session)
+        fresh = head_of(kind)
         # The root is not among the tokens that the verifier has run.
         for at in range(0, length - 1, 16):
             part = context[at : min(at + 16, length - 1)]
@@ -172,15 +225,15 @@ def test_nodes_say_what_the_module_says(session: Session, tiny_reference: Any) -
         for paths in ([()], [(5,), (6,)], [(5, 7), (5, 8), (6, 1)], [(5, 8, 2)]):
             found = fresh.logits(paths)
             for path, logits in zip(paths, found, strict=True):
-                wanted = naive_logits(tiny_reference, context, path)
+                wanted = naive_logits(kind, context, path)
                 assert (logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 def test_accepted_tokens_are_read_again_with_the_verifiers_features(
-    session: Session, tiny_reference: Any
+    kind: Kind, session: Session
 ) -> None:
     """After steps of any acceptance the head's rows are those of the definition."""
-    fresh = head_of(session)
+    fresh = head_of(kind)
     [context] = prompts(1, (9,))
     full = [*context, *decode(session, context, 30, plain=True)]
     graphs: Any = session.graphs
@@ -197,12 +250,12 @@ def test_accepted_tokens_are_read_again_with_the_verifiers_features(
         fresh.commit(full[at : at + num])
         at += num
         [found] = fresh.logits([()])
-        wanted = naive_logits(tiny_reference, full[:at], ())
+        wanted = naive_logits(kind, full[:at], ())
         assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
-def test_ids_are_the_verifiers(session: Session) -> None:
-    known = set(draft_ids())
+def test_ids_are_the_verifiers(kind: Kind, session: Session) -> None:
+    known = set(kind.draft_ids)
     drafter: Any = session._parts.drafter
     for prompt in prompts(3, (4,)):
         cache = session.graphs.new_cache()
@@ -214,9 +267,7 @@ def test_ids_are_the_verifiers(session: Session) -> None:
         assert sum(share for _, share in children) <= 1
 
 
-def test_acceptance_is_the_agreement_with_the_same_roots(
-    session: Session, tiny_reference: Any
-) -> None:
+def test_acceptance_is_the_agreement_with_the_same_roots(kind: Kind, session: Session) -> None:
     """Chains of one node: what decoding accepts is what the definition says at its roots."""
     checked = 0
     for prompt in prompts(6, (5, 20), seed=9):
@@ -224,7 +275,7 @@ def test_acceptance_is_the_agreement_with_the_same_roots(
         full = [*prompt, *plain]
         # Only the head: n-grams would have a say in the tree.
         engine = Engine(
-            session.graphs, session.graphs.new_cache(), head_of(session),
+            session.graphs, session.graphs.new_cache(), head_of(kind),
             parse_tree_spec("sequence:depth=1"), lambda rows, context: 1.0, 0.0, OpenGate(),
         )  # fmt: skip
         engine.start(prompt)
@@ -232,8 +283,8 @@ def test_acceptance_is_the_agreement_with_the_same_roots(
             at = len(engine.ids)
             step = engine.step()
             with torch.no_grad():
-                wanted = int(naive_logits(tiny_reference, full[:at], ()).argmax())
-            agrees = draft_ids()[wanted] == full[at]
+                wanted = int(naive_logits(kind, full[:at], ()).argmax())
+            agrees = kind.draft_ids[wanted] == full[at]
             assert step.num_accepted == agrees
             checked += 1
     assert checked > 200

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,10 +26,14 @@ from transformers.initialization import no_init_weights
 from transformers.masking_utils import AttentionMaskInterface
 from ygg_kernels.ops import Operators
 
+# Makes its configuration known to transformers.
+import yggc.models.eagle3  # noqa: F401
 from yggc.errors import SourceError
-from yggc.models.eagle import EagleConfig, cache_argument
+from yggc.heads import Taps
+from yggc.models.eagle import HeadConfig, cache_argument
 from yggc.models.matrices import Matrix, find_matrices, tied_names
 from yggc.models.packing import packed_dtype, packed_shape
+from yggc.models.taps import watch_layers
 from yggrt.core.formats import FORMATS
 from yggrt.core.schema import PREFILL_KINDS, GraphKind, KvLayer
 
@@ -55,6 +59,7 @@ class Step:
     slots: torch.Tensor | None = None  # [V] int64
     mask: torch.Tensor | None = None  # [V, M] bool, M >= V
     last_hidden_state: torch.Tensor | None = None  # [1, V, hidden_size]
+    taps: dict[int, torch.Tensor] = field(default_factory=dict)  # [1, V, hidden_size] each
     num_attended: int = 0
 
 
@@ -239,14 +244,20 @@ class StaticForward(nn.Module):
     kinds row [1] int64, for a head features [V, hidden_size], then keys and values of every layer,
     which are written in place. Returns
     ids [V] int64, logits [V, vocab], hidden [V, hidden_size], hazards [V, max_depth]; the prefill
-    kinds give hidden of all rows and the others of row `row`.
+    kinds give hidden of all rows and the others of row `row`. hidden is the last hidden state, or
+    what `fuse` makes of the step's taps.
     """
 
     def __init__(
-        self, model: nn.Module, step: Step, predictor: DepthPredictor, kind: GraphKind
+        self,
+        model: nn.Module,
+        step: Step,
+        predictor: DepthPredictor,
+        kind: GraphKind,
+        fuse: PackedLinear | None = None,
     ) -> None:
         super().__init__()
-        self.verifier, self.predictor = model, predictor
+        self.verifier, self.predictor, self.fuse = model, predictor, fuse
         self.step, self.kind = step, kind
         self.cache_argument = cache_argument(model)
 
@@ -280,12 +291,14 @@ class StaticForward(nn.Module):
         hidden = step.last_hidden_state[0]
         logits = out.logits[0].float()
         hazards = self.predictor(hidden if row is None else hidden[row])
+        if self.fuse is not None:
+            hidden = self.fuse(torch.cat([step.taps[i] for i in sorted(step.taps)], dim=-1))[0]
         return logits.argmax(-1), logits, hidden, hazards
 
 
 def reads_features(config: Any) -> bool:
     """Whether a model of this configuration reads the verifier's features beside tokens."""
-    return isinstance(config, EagleConfig)
+    return isinstance(config, HeadConfig)
 
 
 @contextmanager
@@ -385,7 +398,8 @@ class Adapted:
     of it.
 
     `matrices` has the packed parameters, `formats` the format of each, `tied` maps an alias to the
-    parameter it shares. All names are those of the transformers model.
+    parameter it shares. All names are those of the transformers model. `fuse` makes a head's
+    features of layers' inputs, where a head reads those; its weights are the head's.
     """
 
     model: nn.Module
@@ -396,6 +410,7 @@ class Adapted:
     formats: dict[str, str]
     tied: dict[str, str]
     kv_layers: tuple[KvLayer, ...]
+    fuse: PackedLinear | None = None
 
     @property
     def feature_size(self) -> int:
@@ -404,7 +419,7 @@ class Adapted:
 
     def static_forward(self, kind: GraphKind) -> StaticForward:
         """The module that is exported for `kind`."""
-        return StaticForward(self.model, self.step, self.predictor, kind).eval()
+        return StaticForward(self.model, self.step, self.predictor, kind, self.fuse).eval()
 
 
 def load_config(config_json: dict[str, Any]) -> Any:
@@ -484,11 +499,13 @@ def adapt(
     weight_dtype: str,
     formats: Mapping[str, str] | None = None,
     activations: str = "float32",
+    taps: Taps | None = None,
 ) -> Adapted:
     """The adapted skeleton of a model; raises SourceError for an architecture that cannot be
     exact.
 
     `formats` names the matrices that are not in `weight_dtype`, tied ones by their first name.
+    `taps`: what a head reads inside the model, where that is not the last hidden state.
     """
     config = load_config(config_json)
     refuse_inexact(config)
@@ -512,8 +529,20 @@ def adapt(
     )
     with torch.device("meta"):
         predictor = DepthPredictor(operators, config.hidden_size, max_depth)
-    _give_addresses(model)
-    _give_addresses(predictor)
+    fuse = None if taps is None else _fuse(model, step, taps)
+    for module in (model, predictor, fuse):
+        if module is not None:
+            _give_addresses(module)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         kv_layers = _observe_cache(model, step, config.num_hidden_layers, cache_argument(model))
-    return Adapted(model, step, predictor, config, matrices, forms, tied, kv_layers)
+    return Adapted(model, step, predictor, config, matrices, forms, tied, kv_layers, fuse)
+
+
+def _fuse(model: Any, step: Step, taps: Taps) -> PackedLinear:
+    """The product that makes features of what `step` is told of the layers from now on."""
+    config = model.config
+    watch_layers(model.get_decoder(), config.num_hidden_layers, taps.layers, step.taps.__setitem__)
+    size = config.hidden_size
+    return PackedLinear(
+        step.operators, len(taps.layers) * size, size, False, taps.form, taps.integer
+    )

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
 from yggc.models.checkpoint import Checkpoint, empty_model
-from yggc.models.eagle import EagleConfig
+from yggc.models.eagle import HeadConfig
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.head import EMBEDDING, weight_name
 from yggrt.core.footprint import Footprint, beside
@@ -75,7 +75,7 @@ def drafter_options(
         dtype = config.dtype if dtype == "auto" else dtype
         if quant == "auto":
             quant, activations = config.quant, config.activations
-    if isinstance(drafter, EagleConfig) and quant == "auto":
+    if isinstance(drafter, HeadConfig) and quant == "auto":
         fits = all(size % 32 == 0 for size in (drafter.hidden_size, drafter.intermediate_size))
         quant = "int8" if fits else "none"
         notes.append(f"quant: auto is {quant}, for a head")
@@ -111,7 +111,7 @@ def plan_drafter(
     shape = first_layers(found, config.self_layers or 0)
     model = empty_model(shape)
     formats, notes = choose_formats(model, options, checkpoint)
-    if isinstance(found, EagleConfig):
+    if isinstance(found, HeadConfig):
         # The embedding is the verifier's own tensor.
         name = weight_name(theirs, "get_input_embeddings")
         formats[EMBEDDING] = their_formats.get(name, config.dtype)
@@ -119,7 +119,7 @@ def plan_drafter(
     formats = {name: form for name, form in formats.items() if name in names}
     footprint = model_footprint(model, options, formats, drafts=True)
     shared = 0
-    if isinstance(found, EagleConfig):
+    if isinstance(found, HeadConfig):
         form = FORMATS[formats[EMBEDDING]]
         shared = form.num_bytes(found.vocab_size, found.hidden_size)
     elif config.self_layers is not None:

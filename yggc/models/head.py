@@ -1,14 +1,16 @@
 """Reads a trained head: a directory with what was trained, over the verifier that the rest belongs
 to.
 
-This project's own layout (others: yggc.models.head_layouts) is `config.json` (EagleConfig) and
-safetensors with `fc.weight`, `model.layers.0.*` and, if the head gives the logits of chosen ids
-alone, `draft_ids` int64. The embedding and the output head are the verifier's.
+This project's own layout (others: yggc.models.head_layouts) is `config.json` (EagleConfig or
+Eagle3Config) and safetensors with `fc.weight`, `model.layers.0.*`, for EAGLE-3 `norm.weight` and
+`lm_head.weight`, and, if the head gives the logits of chosen ids alone, `draft_ids` int64. The
+embedding is the verifier's, and so is the output head but for EAGLE-3.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
-from yggc.heads import HEAD_TYPES
+from yggc.heads import HEAD_TYPES, are_layers
 from yggc.models import shards
 from yggc.models.checkpoint import (
     Checkpoint,
@@ -29,17 +31,20 @@ from yggc.models.checkpoint import (
     stored_dtype,
     wanted_state,
 )
-from yggc.models.head_layouts import Layout, find_layout
+from yggc.models.eagle3 import Eagle3Config, published_taps
+from yggc.models.head_layouts import DRAFT_IDS, MEMBERS, OFFSETS, Layout, find_layout
 from yggc.models.matrices import tied_names
 from yggc.models.source import ResolvedSource, check_config
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
-DRAFT_IDS = "draft_ids"
+FUSE = "fc.weight"
+_MAPS = (DRAFT_IDS, OFFSETS, MEMBERS)
 
 
 class HeadCheckpoint(Checkpoint):
-    """A head and its verifier as one model; tensor names are those of EagleForCausalLM.
+    """A head and its verifier as one model; tensor names are those of EagleForCausalLM or
+    Eagle3ForCausalLM.
 
     Raises SourceError for a head of another verifier's sizes, missing or misshapen tensors, and a
     map of ids that does not fit.
@@ -58,26 +63,55 @@ class HeadCheckpoint(Checkpoint):
             ) from error
         super().__init__(source, config)
         self._verifier = verifier
-        # Name in EagleForCausalLM -> name in the file.
+        # Name in the model -> name in the file.
         self._keys = {new: name for name in stored if (new := layout.rename(name))}
         self._stored = {new: stored[name] for new, name in self._keys.items()}
         self._files: dict[Path, Any] = {}
         self._check_sizes()
-        self.draft_ids = self._read_draft_ids()
+        self._check_copies(stored, layout)
+        if isinstance(config, Eagle3Config):
+            self._choose_taps(config)
+        self.draft_ids = self._read_draft_ids(layout)
+        # Name -> shape of what is the verifier's.
+        self._taken = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+        if not isinstance(config, Eagle3Config):
+            self._taken[OUTPUT_HEAD] = (config.draft_vocab_size, config.hidden_size)
         model = empty_model(self.config)
         self._names = tuple(wanted_state(model))
-        own = {name: one.shape for name, one in self._stored.items() if name != DRAFT_IDS}
-        taken = {
-            EMBEDDING: (self.config.vocab_size, self.config.hidden_size),
-            OUTPUT_HEAD: (self.config.draft_vocab_size, self.config.hidden_size),
-        }
-        check_state(str(source.path), model, own | taken)
+        own = {name: one.shape for name, one in self._stored.items() if name not in layout.maps}
+        check_state(str(source.path), model, own | self._taken)
         unused = sorted(own.keys() - set(self._names))
         if unused:
             raise SourceError(
-                f"{source.path}: tensor {unused[0]!r} is not part of an EAGLE head",
+                f"{source.path}: tensor {unused[0]!r} is not part of an {layout.kind} head",
                 "config.json and tensors belong to different heads",
             )
+
+    def _choose_taps(self, config: Eagle3Config) -> None:
+        """Those that published heads read where the head does not say which."""
+        num_layers = self._verifier.config.num_hidden_layers
+        stated = bool(config.taps)
+        if not stated:
+            config.taps = published_taps(num_layers)
+        taps = config.taps
+        if not are_layers(taps, num_layers):
+            which = "" if stated else ", which published heads read where they say no others"
+            raise SourceError(
+                f"{self.source.path}: the head reads what layers {taps} are given{which}, wanted "
+                f"ascending ones of the verifier's 0..{num_layers - 1}",
+                "take the head that was trained for this verifier",
+            )
+
+    def _check_copies(self, stored: Mapping[str, shards.StoredTensor], layout: Layout) -> None:
+        """An embedding that the head brings must be able to be a copy of the verifier's."""
+        size = self.config.hidden_size
+        for name, one in stored.items():
+            if not layout.rename(name) and one.shape[1:] != (size,):
+                raise SourceError(
+                    f"{self.source.path}: tensor {name!r} has shape {list(one.shape)}, wanted "
+                    f"rows of {size} as a copy of the verifier's has",
+                    "take a head that uses the verifier's, or train one with `yggc train`",
+                )
 
     def _check_sizes(self) -> None:
         theirs: PreTrainedConfig = self._verifier.config
@@ -91,36 +125,48 @@ class HeadCheckpoint(Checkpoint):
                     "`yggc train eagle`",
                 )
 
-    def _read_draft_ids(self) -> tuple[int, ...]:
+    def _read_draft_ids(self, layout: Layout) -> tuple[int, ...]:
         vocab, num = self.config.vocab_size, self.config.draft_vocab_size
-        if DRAFT_IDS not in self._stored:
+        name = layout.ids
+        if name not in self._stored:
             if num != vocab:
                 raise SourceError(
                     f"{self.source.path}: the head gives {num} of {vocab} logits and has no "
-                    f"tensor {DRAFT_IDS!r} that says which",
+                    f"tensor {name!r} that says which",
                     "the files are incomplete",
                 )
             return ()
-        ids = tuple(int(one) for one in self._read_stored(DRAFT_IDS).flatten().tolist())
+        values = [int(one) for one in self._read_stored(name).flatten().tolist()]
+        ids = [i + one for i, one in enumerate(values)] if name == OFFSETS else values
         if len(ids) != num or len(set(ids)) != num or not all(0 <= one < vocab for one in ids):
             odd = next((one for one in ids if not 0 <= one < vocab), None)
             found = f"the id {odd}" if odd is not None else f"{len(set(ids))} different ids"
             raise SourceError(
-                f"{self.source.path}: {DRAFT_IDS!r} has {found}, wanted {num} in 0..{vocab - 1}",
+                f"{self.source.path}: {name!r} has {found}, wanted {num} in 0..{vocab - 1}",
                 "weights and configuration belong to different heads",
             )
-        return ids
+        if MEMBERS in layout.maps and MEMBERS in self._stored:
+            self._check_members(ids)
+        return tuple(ids)
+
+    def _check_members(self, ids: Sequence[int]) -> None:
+        """That the map from the verifier's ids says what that of the head's says."""
+        members = self._read_stored(MEMBERS).flatten()
+        marked = members.nonzero()[:, 0].tolist()
+        if len(members) != self.config.vocab_size or marked != sorted(ids):
+            raise SourceError(
+                f"{self.source.path}: {MEMBERS!r} marks {len(marked)} of "
+                f"{len(members)} ids, wanted the {len(ids)} of {OFFSETS!r} among "
+                f"{self.config.vocab_size}",
+                "the two maps belong to different heads; fetch the files again",
+            )
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name == EMBEDDING:
-            return (self.config.vocab_size, self.config.hidden_size)
-        if name == OUTPUT_HEAD:
-            return (self.config.draft_vocab_size, self.config.hidden_size)
-        return self._stored[name].shape
+        return self._taken[name] if name in self._taken else self._stored[name].shape
 
     def read(self, name: str) -> torch.Tensor:
         if name in self._stored:
@@ -143,12 +189,13 @@ class HeadCheckpoint(Checkpoint):
 
     @property
     def dtype(self) -> StoredDtype:
-        return stored_dtype(one for name, one in self._stored.items() if name != DRAFT_IDS)
+        return stored_dtype(one for name, one in self._stored.items() if name not in _MAPS)
 
     @property
     def num_parameters(self) -> int:
         """Of what was trained."""
-        return sum(math.prod(one.shape) for name, one in self._stored.items() if name != DRAFT_IDS)
+        trained = (one for name, one in self._stored.items() if name not in _MAPS)
+        return sum(math.prod(one.shape) for one in trained)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -14,7 +14,7 @@ from yggc.context import Context
 from yggc.errors import SourceError
 from yggc.models.adapt import Adapted, adapt
 from yggc.models.checkpoint import Checkpoint
-from yggc.models.head import EMBEDDING, weight_name
+from yggc.models.head import EMBEDDING, FUSE, weight_name
 from yggc.models.weights import packed_tensors, write_weight_file
 from yggc.stages.load import Loaded
 from yggrt.core.schema import KvLayer, ModelInfo, Record, WeightSpec
@@ -29,8 +29,8 @@ DRAFTER_PREFIX = "drafter."
 
 class AdaptedModel(Record, frozen=True):
     """`weights` says where each tensor lies in `weights.bin`; `tied` maps a parameter to the
-    tensor that holds it where that has another name: that of the parameter it shares, or of the
-    drafter's own copy.
+    tensor that holds it where that has another name: that of the parameter it shares, of the
+    drafter's own copy, or of the drafter's tensor that the verifier's graphs make features with.
     """
 
     model: ModelInfo
@@ -56,7 +56,13 @@ def key(context: Context, loaded: Loaded) -> Any:
 def adapt_loaded(loaded: Loaded, operators: Operators, max_depth: int) -> Adapted:
     """The adapted skeleton of what `load` found."""
     return adapt(
-        loaded.config, operators, max_depth, loaded.dtype, loaded.formats, loaded.activations
+        loaded.config,
+        operators,
+        max_depth,
+        loaded.dtype,
+        loaded.formats,
+        loaded.activations,
+        loaded.taps,
     )
 
 
@@ -99,15 +105,22 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
         )
     context.checkpoint.release()
     drafter = None
+    verifier_tied = adapted.tied
+    if adapted.fuse is not None:
+        verifier_tied = verifier_tied | {"fuse.weight": f"{DRAFTER_PREFIX}{FUSE}"}
     if loaded.drafter is not None:
         context.drafter_checkpoint.release()
         slots = config.most_draft_rows
         info = _model_info(loaded.drafter, small, slots, config.max_depth)
         used = {name: weights[name] for name in dict.fromkeys(tied.values())}
         drafter = AdaptedModel(model=info, weights=used, tied=tied)
-        weights = {n: w for n, w in weights.items() if not n.startswith(DRAFTER_PREFIX)}
+        weights = {
+            name: weight
+            for name, weight in weights.items()
+            if not name.startswith(DRAFTER_PREFIX) or name in verifier_tied.values()
+        }
     info = _model_info(loaded, adapted, config.most_rows, config.max_depth)
-    return AdaptedModel(model=info, weights=weights, tied=adapted.tied, drafter=drafter)
+    return AdaptedModel(model=info, weights=weights, tied=verifier_tied, drafter=drafter)
 
 
 def own_names(adapted: Adapted) -> dict[str, str]:

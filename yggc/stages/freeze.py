@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +90,24 @@ def _check_against_eager(
     prompt: list[int],
 ) -> float:
     """Largest difference of a logit, as a share of the largest, of the verifier and of a model
-    that drafts; raises StageError above the tolerance.
+    that drafts, and of a value that a head reads; raises StageError above the tolerance.
     """
     graphs, draft, storage = bound.graphs, bound.draft, bound.storage
     chain = _chain(prompt, graphs.row_counts[-1])
-    _, found, hidden, _ = graphs.verify(graphs.new_cache(), chain, 0)
-    difference = _compare(context, loaded, adapted, storage, chain, found)
+    _, logits, hidden, _ = graphs.verify(graphs.new_cache(), chain, 0)
+    reads = draft is not None and draft.feature_size > 0
+    outputs = {"logit": logits, "feature": hidden} if reads else {"logit": logits}
+    difference = _compare(context, loaded, adapted, storage, chain, outputs)
     if draft is not None and loaded.drafter is not None and adapted.drafter is not None:
         vocab_size = loaded.drafter.config["vocab_size"]
         known = [min(token, vocab_size - 1) for token in prompt]
         chain = _chain(known, draft.widths[-1])
         paths = [chain.path(row) for row in range(chain.num_nodes)]
-        given = hidden[: chain.num_nodes] if draft.feature_size else None
+        given = hidden[: chain.num_nodes] if reads else None
         features = () if given is None else given
-        found = draft.draft(draft.new_cache(), chain.tokens, paths, 0, features).logits
-        part = _compare(context, loaded.drafter, adapted.drafter, storage, chain, found, given)
+        logits = draft.draft(draft.new_cache(), chain.tokens, paths, 0, features).logits
+        outputs = {"logit": logits}
+        part = _compare(context, loaded.drafter, adapted.drafter, storage, chain, outputs, given)
         difference = max(difference, part)
     return difference
 
@@ -119,36 +123,41 @@ def _compare(
     adapted: AdaptedModel,
     storage: torch.UntypedStorage,
     chain: TokenTree,
-    found: torch.Tensor,
+    found: Mapping[str, torch.Tensor],
     features: torch.Tensor | None = None,
 ) -> float:
-    logits = _eager_logits(context, loaded, adapted, storage, chain, features)
-    largest = float(logits.abs().max())
-    difference = float((logits - found).abs().max()) / largest
-    tolerance = TOLERANCE
+    """The largest difference of any output in `found`, "logit" or "feature"."""
+    eager = _eager_outputs(context, loaded, adapted, storage, chain, features)
     exact = msgspec.structs.replace(loaded, activations="float32", kv_dtype="float32")
+    unrounded = eager
     if exact != loaded:
-        unrounded = _eager_logits(context, exact, adapted, storage, chain, features)
-        noise = float((logits - unrounded).abs().max()) / largest
+        unrounded = _eager_outputs(context, exact, adapted, storage, chain, features)
+    differences = []
+    for name, values in found.items():
+        largest = float(eager[name].abs().max())
+        difference = float((eager[name] - values).abs().max()) / largest
+        noise = float((eager[name] - unrounded[name]).abs().max()) / largest
         tolerance = max(TOLERANCE, ROUNDING_FACTOR * noise)
-    if not difference <= tolerance:
-        raise StageError(
-            f"compiled graphs and eager model differ by {difference:.1e} of the largest logit, "
-            f"wanted at most {tolerance:.0e}",
-            "this is a defect of the compiler; please report the model's config.json",
-        )
-    return difference
+        if not difference <= tolerance:
+            raise StageError(
+                f"compiled graphs and eager model differ by {difference:.1e} of the largest "
+                f"{name}, wanted at most {tolerance:.0e}",
+                "this is a defect of the compiler; please report the model's config.json",
+            )
+        differences.append(difference)
+    return max(differences)
 
 
-def _eager_logits(
+def _eager_outputs(
     context: Context,
     loaded: Loaded,
     adapted: AdaptedModel,
     storage: torch.UntypedStorage,
     chain: TokenTree,
     features: torch.Tensor | None,
-) -> torch.Tensor:
-    """Logits of `loaded` over the packed weights, nothing compiled but the operators."""
+) -> dict[str, torch.Tensor]:
+    """Outputs of `loaded` over the packed weights by what one value of them is, nothing compiled
+    but the operators."""
     library = context.library
     operators = load_library(library.path, library.namespace)
     eager = adapt_loaded(loaded, operators, adapted.model.max_depth)
@@ -162,5 +171,5 @@ def _eager_logits(
     cache = KvCache(msgspec.structs.replace(adapted.model, kv_dtype=loaded.kv_dtype))
     with torch.no_grad():
         given = () if features is None else (features,)
-        logits: torch.Tensor = module(*inputs, mask, *given, *cache.tensors)[1]
-    return logits
+        _, logits, hidden, _ = module(*inputs, mask, *given, *cache.tensors)
+    return {"logit": logits, "feature": hidden}

@@ -97,6 +97,7 @@ def _model_jobs(
             torch_version=version("torch"),
             transformers_version=version("transformers"),
             compiler_digest=compiler_digest(),
+            taps=loaded.taps,
         )
         for name, one in rows.items()
     ]

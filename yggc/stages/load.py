@@ -11,7 +11,7 @@ import msgspec
 
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.context import Context
-from yggc.heads import heads_for, is_head
+from yggc.heads import HEAD_3, Taps, heads_for, is_head
 from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
 from yggc.models.drafter import (
     check_same_tokens,
@@ -19,7 +19,7 @@ from yggc.models.drafter import (
     plan_drafter,
 )
 from yggc.models.formats import choose_formats, model_footprint
-from yggc.models.head import HeadCheckpoint
+from yggc.models.head import FUSE, HeadCheckpoint
 from yggc.preflight import preflight
 from yggrt.core.footprint import Footprint
 from yggrt.core.schema import Record, Source, TextInfo
@@ -47,6 +47,18 @@ class Loaded(Record, frozen=True):
     max_model_len: int
     drafter: Loaded | None = None
     draft_ids: tuple[int, ...] = ()
+
+    @property
+    def taps(self) -> Taps | None:
+        """What the drafter reads inside this verifier; None for none, or its last hidden state."""
+        head = self.drafter
+        if head is None or head.config["model_type"] != HEAD_3:
+            return None
+        return Taps(
+            layers=tuple(head.config["taps"]),
+            form=head.formats.get(FUSE, head.dtype),
+            integer=head.activations == "int8",
+        )
 
 
 # Where a model lay and who saved it: two copies of one model must share their graphs.

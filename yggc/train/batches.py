@@ -31,8 +31,8 @@ class Batch:
 
     ids: int64 [B, C]; next_ids: int64 [B, R], the token behind each query's
     positions: int64 [B, C], negative before the prompt
-    features: [B, C, hidden] of each token; given: [B, C, hidden] of the token before, zero for
-    token 0
+    features: [B, C, hidden] of each token; given: [B, C, size] of the token before, zero for
+    token 0: its feature, or what the tapped layers are given there
     valid: bool [B, R], queries with a token behind them
     """
 
@@ -102,21 +102,23 @@ def first_batches(rows: Sequence[Row], num_tokens: int) -> list[list[Row]]:
 def collate(rows: Sequence[Row], features: Features, device: torch.device) -> Batch:
     """The batch of these rows, on `device`."""
     found = features.get(rows)
-    hidden = found[0].shape[1]
+    hidden = found[0].shape[1] // (1 + features.num_taps)
+    # What a head is given: the taps where there are some.
+    first = hidden if features.num_taps else 0
     before = max(row.num_prompt for row in rows) - 1
     num = max(row.num_response for row in rows)
     size, width = len(rows), before + num
     ids = torch.zeros(size, width + 1, dtype=torch.int64)
     stored = torch.zeros(size, width + 1, hidden, dtype=torch.bfloat16)
-    given = torch.zeros(size, width, hidden, dtype=torch.bfloat16)
+    given = torch.zeros(size, width, found[0].shape[1] - first, dtype=torch.bfloat16)
     valid = torch.zeros(size, num, dtype=torch.bool)
     positions = torch.arange(width).repeat(size, 1)
     for index, (row, own) in enumerate(zip(rows, found, strict=True)):
         start = before + 1 - row.num_prompt
         end = start + len(row.ids)
         ids[index, start:end] = torch.from_numpy(row.ids)
-        stored[index, start:end] = own
-        given[index, start + 1 : min(end, width)] = own[: min(end, width) - start - 1]
+        stored[index, start:end] = own[:, :hidden]
+        given[index, start + 1 : min(end, width)] = own[: min(end, width) - start - 1, first:]
         valid[index, : row.num_response] = True
         positions[index] -= start
     parts = (ids[:, :-1], ids[:, -num:], positions, stored[:, :-1], given, valid)

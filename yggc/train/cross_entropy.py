@@ -87,12 +87,14 @@ def _soft_mean(rows: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, to
 
 class TrainedHeadCrossEntropy(torch.autograd.Function):
     """`apply(hidden [N, h], head [V, h], features [N, hidden], verifier_head [V, hidden],
-    temperature, rejected)` -> float32 []: the mean cross entropy of softmax(hidden head^T) against
-    softmax(features verifier_head^T / temperature), with gradients for `hidden` and `head`.
+    temperature, rejected[, among])` -> float32 []: the mean cross entropy of softmax(hidden
+    head^T) against softmax(features verifier_head^T / temperature), with gradients for `hidden`
+    and `head`.
 
     Products are in the dtype of `verifier_head`, what follows in float32. Of all logits a chunk of
     rows is in memory: the gradients are made along with the loss. rejected: the weight of a row
-    whose likeliest id is not the verifier's, beside 1 for the others; None for a plain mean.
+    whose likeliest id is not the verifier's, of those in `among` (bool [N], all without it),
+    beside 1 for the others; None for a plain mean.
     """
 
     @staticmethod
@@ -104,6 +106,7 @@ class TrainedHeadCrossEntropy(torch.autograd.Function):
         verifier_head: torch.Tensor,
         temperature: float,
         rejected: float | None,
+        among: torch.Tensor | None = None,
     ) -> torch.Tensor:
         dtype = verifier_head.dtype
         matrix = head.to(dtype)
@@ -111,18 +114,22 @@ class TrainedHeadCrossEntropy(torch.autograd.Function):
         by_hidden = []
         total = torch.zeros((), device=head.device)
         weight_sum = torch.zeros((), device=head.device)
+        if among is None:
+            among = torch.ones(len(hidden), dtype=torch.bool, device=head.device)
         # No product is to be rounded further than it says above.
         with torch.autocast(head.device.type, enabled=False):
-            for rows, wanted in zip(
+            for rows, wanted, counted in zip(
                 hidden.to(dtype).split(TRAINED_ROWS),
                 features.to(dtype).split(TRAINED_ROWS),
+                among.split(TRAINED_ROWS),
                 strict=True,
             ):
                 logits = (rows @ matrix.T).float()
                 target = (wanted @ verifier_head.T).float()
                 weights = torch.ones(len(rows), device=head.device)
                 if rejected is not None:
-                    weights[logits.argmax(-1) != target.argmax(-1)] = rejected
+                    wrong = logits.argmax(-1) != target.argmax(-1)
+                    weights[wrong & counted] = rejected
                 target = target.div_(temperature).softmax(-1)
                 log_sum = logits.logsumexp(-1)
                 found = log_sum - torch.linalg.vecdot(target, logits)
@@ -140,4 +147,4 @@ class TrainedHeadCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         by_hidden, by_head = ctx.saved_tensors
-        return by_hidden * gradient, by_head * gradient, None, None, None, None
+        return by_hidden * gradient, by_head * gradient, None, None, None, None, None

@@ -1,21 +1,24 @@
-"""What an EAGLE head learns: losses over several steps in which it is fed its own features.
+"""How a head drafts while it learns, and what an EAGLE head learns: losses over several steps in
+which it is fed its own features.
 
 Li et al., arXiv 2401.15077, section 4, for the two losses: SmoothL1 between the head's feature
 and the verifier's, cross entropy against the verifier's own distribution. Zhang et al., "Learning
 Harmonized Representations for Speculative Sampling" (arXiv 2408.15766), section 3.2, for the
-steps: step j is given the features that step j - 1 made, and attends as it will when drafting, to
-rows with the verifier's features up to where the draft begins and to the draft's own rows behind.
+steps, which EAGLE-3 (arXiv 2503.01840, section 3.2) calls training-time test: step j is given the
+features that step j - 1 made, and attends as it will when drafting, to rows with the verifier's
+features up to where the draft begins and to the draft's own rows behind.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from yggc.models.eagle import EagleForCausalLM
+from yggc.models.eagle import HeadForCausalLM
 from yggc.train.batches import Batch
 from yggc.train.cross_entropy import SoftCrossEntropy, first_choices, mean_rows, weighted_mean
 
@@ -36,7 +39,7 @@ class Frozen:
 
 
 def unroll(
-    model: EagleForCausalLM,
+    model: HeadForCausalLM,
     batch: Batch,
     embeddings: torch.Tensor,
     num_steps: int,
@@ -45,25 +48,24 @@ def unroll(
 ) -> list[torch.Tensor]:
     """The head's features [B, R, hidden] (float32) of the queries in each step.
 
-    embeddings: [B, C, hidden], as `fc` expects them. The features of step j are meaningful where
-    `batch.valid_at(j)`. detach: no gradient goes from a step into the one before through the
-    features.
+    embeddings: [B, C, hidden], as `join` expects them; `batch.given` as `fuse` does. The
+    features of step j are meaningful where `batch.valid_at(j)`. detach: no gradient goes from a
+    step into the one before through the features.
     """
     first, num = batch.first_query, batch.num_queries
     steps: list[torch.Tensor] = []
     attention = _StepAttention(model, batch)
     for step in range(num_steps):
         if step == 0:
-            joined = model.join(embeddings, batch.given)
+            joined = model.join(embeddings, model.fuse(batch.given))
         else:
             # The row of a token is given the feature of the token before it.
             before = functional.pad(steps[-1][:, :-1], (0, 0, 1, 0))
             before = before.detach() if detach else before
             joined = model.join(embeddings[:, first:], before)
         layer = model.model.layers[0]
-        normed = layer.input_layernorm(joined)
-        rows = joined[:, -num:].float()
-        hidden = rows + attention.run(normed, step)
+        read, residual = model.enter(joined)
+        hidden = residual[:, -num:].float() + attention.run(read, step)
         steps.append(hidden + layer.mlp(layer.post_attention_layernorm(hidden)).float())
     return steps
 
@@ -75,7 +77,7 @@ class _StepAttention:
     p - j + i: the draft that began at p - j.
     """
 
-    def __init__(self, model: EagleForCausalLM, batch: Batch) -> None:
+    def __init__(self, model: HeadForCausalLM, batch: Batch) -> None:
         self._attention = model.model.layers[0].self_attn
         self._rotary = model.model.rotary_emb
         self._batch = batch
@@ -86,7 +88,7 @@ class _StepAttention:
         self._values: list[torch.Tensor] = []
 
     def run(self, normed: torch.Tensor, step: int) -> torch.Tensor:
-        """`normed`: [B, C, hidden] in step 0, then [B, R, hidden]; returns [B, R, hidden]."""
+        """`normed`: [B, C, size] in step 0, then [B, R, size]; returns [B, R, hidden]."""
         batch, num = self._batch, self._batch.num_queries
         size = len(normed)
         positions = batch.positions[:, -normed.shape[1] :].clamp(min=0)
@@ -166,23 +168,48 @@ class Losses:
     token: torch.Tensor
 
 
+class Rejections:
+    """The queries at which drafts are rejected, told step after step.
+
+    A draft is rejected at its first step whose likeliest id is not the verifier's likeliest draft
+    id; what it says behind that is never looked at, so those queries are no rejections. An id that
+    cannot be drafted is none that could be learned. head: [draft_vocab, hidden] of the verifier,
+    in the dtype to compute in.
+    """
+
+    def __init__(self, batch: Batch, head: torch.Tensor) -> None:
+        self._batch, self._head = batch, head
+        self._alive = batch.valid
+
+    @functools.cached_property
+    def _choices(self) -> torch.Tensor:
+        wanted = self._batch.features[:, -self._batch.num_queries :]
+        return first_choices(wanted[self._batch.valid], self._head)
+
+    def of(self, step: int, choices: torch.Tensor) -> torch.Tensor:
+        """Those among the queries that `step` reaches, bool [n]; `choices` int64 [n]: the head's
+        likeliest draft id after each."""
+        valid, reached = self._batch.valid, self._batch.valid_at(step)
+        wrong = torch.zeros_like(valid)
+        wrong[reached] = choices != self._choices[reached[valid]]
+        # A step's query belongs to the draft whose step before was one query before.
+        alive = valid if step == 0 else functional.pad(self._alive[:, :-1], (1, 0)) & reached
+        self._alive = alive & ~wrong
+        return (alive & wrong)[reached]
+
+
 def losses(
     steps: list[torch.Tensor], batch: Batch, head: torch.Tensor, weights: LossWeights
 ) -> Losses:
     """The losses of `unroll`'s features. head: [draft_vocab, hidden], in the dtype to compute
     in.
-
-    A draft is rejected at its first step whose likeliest id is not the verifier's likeliest draft
-    id; what it says behind that is never looked at, so those queries are no rejections. An id that
-    cannot be drafted is none that could be learned.
     """
     num = batch.num_queries
     wanted = batch.features[:, -num:]
     valid = batch.valid
     flat = wanted[valid]
     target = mean_rows(flat, head, weights.temperature)
-    choices = None if weights.rejected is None else first_choices(flat, head)
-    alive = valid
+    rejections = Rejections(batch, head)
     total = torch.zeros((), device=flat.device)
     parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for step, found in enumerate(steps):
@@ -193,15 +220,11 @@ def losses(
             break
         feature = functional.smooth_l1_loss(rows, flat[chosen].float())
         by_query = SoftCrossEntropy.apply(rows, head, target[chosen])
-        if choices is None or weights.rejected is None:
+        if weights.rejected is None:
             token = by_query.mean()
         else:
-            wrong = torch.zeros_like(valid)
-            wrong[reached] = first_choices(rows, head) != choices[chosen]
-            # A step's query belongs to the draft whose step before was one query before.
-            alive = valid if step == 0 else functional.pad(alive[:, :-1], (1, 0)) & reached
-            token = weighted_mean(by_query, (alive & wrong)[reached], weights.rejected)
-            alive = alive & ~wrong
+            rejected = rejections.of(step, first_choices(rows, head))
+            token = weighted_mean(by_query, rejected, weights.rejected)
         total = total + weights.decay**step * (weights.feature * feature + weights.token * token)
         parts[0].append(feature.detach())
         parts[1].append(token.detach())

@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from yggc.errors import SourceError
 from yggc.models.checkpoint import Checkpoint
-from yggc.models.eagle import EagleForCausalLM, head_config
+from yggc.models.eagle import EagleConfig, EagleForCausalLM, HeadConfig, head_config
 from yggc.models.shards import SINGLE
 from yggc.train.batches import Batch, first_batches
 from yggc.train.card import About
 from yggc.train.eagle import Frozen, LossWeights, losses, unroll
 from yggc.train.head import read_head, write_head
-from yggc.train.initial import embedding_scale, fit_joint, new_head, take_over
+from yggc.train.initial import embedding_scale, new_head, ridge_regression, take_over
 from yggc.train.learner import Loss
 from yggc.train.run import Setting, TrainOptions
 from yggc.train.texts import frequent_ids
@@ -29,43 +30,70 @@ FIT_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions(TrainOptions):
-    """What `yggc train eagle` adds. `first`: the folder of a head to begin with."""
+class HeadOptions(TrainOptions):
+    """What the commands that train heads add. `first`: the folder of a head to begin with."""
 
-    kind: ClassVar[str] = "eagle"
+    head: ClassVar[type[HeadConfig]]
 
     draft_vocab: int = 8192
     num_steps: int = 4
-    feature_weight: float = 1.0
-    token_weight: float = 1.0
     decay: float = 0.8
-    noise: float = 0.0
     detach: bool = False
     first: Path | None = None
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Refuses a first head that cannot be read."""
-        if self.first is not None:
-            read_head(self.first)
+        """Refuses a first head that cannot be read, or is of another kind."""
+        if self.first is not None and not isinstance(read_head(self.first).config, self.head):
+            raise SourceError(
+                f"{self.first}: is a head of another kind, wanted one of `yggc train {self.kind}`",
+                "begin with another head, or with none",
+            )
 
     def compared(self) -> dict[str, Any]:
         """With the first head by what is in it."""
         fields = TrainOptions.compared(self)
         return fields | {"first": None if self.first is None else hash_file(self.first / SINGLE)}
 
+    def draft_ids(self, setting: Setting) -> torch.Tensor:
+        """The ids that can be drafted: the text's most frequent."""
+        vocab_size = setting.checkpoint.config.vocab_size
+        num_ids = min(self.draft_vocab, vocab_size)
+        return torch.from_numpy(frequent_ids(setting.texts.train, vocab_size, num_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleOptions(HeadOptions):
+    """What `yggc train eagle` adds."""
+
+    kind: ClassVar[str] = "eagle"
+    head: ClassVar[type[HeadConfig]] = EagleConfig
+
+    feature_weight: float = 1.0
+    token_weight: float = 1.0
+    noise: float = 0.0
+
     def learner(self, setting: Setting) -> EagleLearner:
         """A head that begins as a regression, or as the one that is given."""
         config, verifier, rows = setting.checkpoint.config, setting.verifier, setting.texts.train
-        num_ids = min(self.draft_vocab, config.vocab_size)
-        draft_ids = torch.from_numpy(frequent_ids(rows, config.vocab_size, num_ids))
-        model = new_head(head_config(config, num_ids), self.seed).to(verifier.device)
+        draft_ids = self.draft_ids(setting)
+        model = new_head(EagleForCausalLM, head_config(config, len(draft_ids)), self.seed)
+        assert isinstance(model, EagleForCausalLM)
+        model = model.to(verifier.device)
         scale = embedding_scale(verifier.embedding, rows[:SCALE_ROWS], setting.features)
         chosen = verifier.head[draft_ids.to(verifier.device)].contiguous()
         frozen = Frozen(verifier.embedding, chosen, scale)
         if self.first is None:
-            fit_joint(model, first_batches(rows, FIT_TOKENS), setting.features, frozen)
+            fitted = ridge_regression(
+                first_batches(rows, FIT_TOKENS),
+                setting.features,
+                lambda batch: torch.cat([frozen.embed(batch.ids), batch.given], dim=-1),
+                lambda batch: batch.features,
+                verifier.device,
+            )
+            model.fc.weight.data.copy_(fitted)
         else:
-            take_over(model, read_head(self.first), scale, str(self.first))
+            factors = fc_scale(scale, config.hidden_size)
+            take_over(model, model.fc, read_head(self.first), factors, str(self.first))
         return EagleLearner(model, frozen, draft_ids, self, setting.identity)
 
     @property
@@ -77,6 +105,21 @@ class EagleOptions(TrainOptions):
             self.temperature,
             self.rejected_weight,
         )
+
+
+def fc_scale(embedding_scale: float, hidden_size: int) -> torch.Tensor:
+    """What the inputs of an EAGLE head's `fc` are multiplied by in training."""
+    ones = torch.ones(hidden_size)
+    return torch.cat([ones * embedding_scale, ones])
+
+
+def padded(total: torch.Tensor, parts: Mapping[str, torch.Tensor], num_steps: int) -> Loss:
+    """A loss whose parts [n] have zeros for steps that no query reached."""
+    whole = {
+        name: torch.nn.functional.pad(part, (0, num_steps - len(part))).cpu()
+        for name, part in parts.items()
+    }
+    return Loss(total, whole)
 
 
 class EagleLearner:
@@ -104,12 +147,8 @@ class EagleLearner:
             batch = batch.with_given(given + (drawn * options.noise).to(given))
         steps = self._unroll(batch, detach=options.detach)
         found = losses(steps, batch, self._frozen.head, options.loss_weights)
-        padding = options.num_steps - len(found.feature)
-        parts = {
-            name: torch.nn.functional.pad(part, (0, padding), value=0.0).cpu()
-            for name, part in (("feature", found.feature), ("token", found.token))
-        }
-        return Loss(found.total, parts)
+        parts = {"feature": found.feature, "token": found.token}
+        return padded(found.total, parts, options.num_steps)
 
     def measure(self, held_out: HeldOut) -> Agreement:
         """Over the draft steps that it is trained for."""
@@ -117,7 +156,7 @@ class EagleLearner:
 
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces the head in the folder."""
-        scale = self._frozen.scale
+        scale = fc_scale(self._frozen.scale, self.model.config.hidden_size)
         write_head(folder, self.model.config, weights, self.draft_ids, scale, self._verifier)
 
     def about(self, num_parameters: int) -> About:

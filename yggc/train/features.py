@@ -1,4 +1,5 @@
-"""The verifier's features: its last hidden states, what its output head reads.
+"""The verifier's features: its last hidden states, what its output head reads, and beside them
+what a head reads of its layers.
 
 Computed by transformers' model, in bfloat16 where the machine multiplies it natively, and kept in
 shards if a folder is given. A shard holds whole rows and names them by their digest, so a run that
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,7 @@ from torch import nn
 
 from yggc.errors import SourceError, StageError
 from yggc.models.checkpoint import Checkpoint
+from yggc.models.taps import watch_layers
 from yggc.report import Reporter
 from yggc.train.gang import Gang
 from yggc.train.head import replace_file
@@ -34,31 +37,64 @@ SHARD_TOKENS = 1 << 16
 class Verifier:
     """The frozen model: `embedding` [vocab, hidden] and `head` [vocab, hidden], and features.
 
-    Raises SourceError for a verifier whose logits are not its output head times its features.
+    taps: the layers whose inputs are kept beside the last hidden states. Raises SourceError for a
+    verifier whose logits are not its output head times its last hidden states.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        taps: Sequence[int] = (),
+    ) -> None:
+        self.device, self.taps = device, tuple(taps)
         self._checkpoint = checkpoint
         model = read_model(checkpoint, dtype)
         self._model = model.requires_grad_(False).to(device)
         self.embedding: torch.Tensor = model.get_input_embeddings().weight
         self.head: torch.Tensor = model.get_output_embeddings().weight
+        # Several threads run the model at once.
+        self._seen = threading.local()
+        decoder, num_layers = model.get_decoder(), checkpoint.config.num_hidden_layers
+        if taps:
+            watch_layers(decoder, num_layers, taps, self._see)
         self._check_head(model.get_output_embeddings())
+
+    @property
+    def norm(self) -> torch.Tensor:
+        """Weight [hidden] of the norm before the output head, ones where the family has none that
+        scales alone."""
+        norm = getattr(self._model.get_decoder(), "norm", None)
+        weight = getattr(norm, "weight", None)
+        if weight is None or getattr(norm, "bias", None) is not None:
+            return torch.ones(self.head.shape[1], device=self.device)
+        found: torch.Tensor = weight.float()
+        return found
 
     @torch.no_grad()
     def features(self, ids: torch.Tensor) -> torch.Tensor:
-        """`ids` [B, S] int64, padded on the right with any id -> [B, S, hidden]."""
+        """`ids` [B, S] int64, padded on the right with any id -> [B, S, (1 + taps) hidden]: the
+        last hidden states, then what each tapped layer is given.
+        """
         out: torch.Tensor = self._model.get_decoder()(
             input_ids=ids, use_cache=False
         ).last_hidden_state
-        return out
+        if not self.taps:
+            return out
+        return torch.cat([out, *(self._seen.inputs[i] for i in range(len(self.taps)))], dim=-1)
+
+    def _see(self, place: int, hidden: torch.Tensor) -> None:
+        if place == 0:
+            self._seen.inputs = {}
+        self._seen.inputs[place] = hidden
 
     @torch.no_grad()
     def _check_head(self, head: nn.Module) -> None:
         ids = torch.arange(min(8, self.embedding.shape[0]), device=self.device)[None]
         logits = self._model(input_ids=ids, use_cache=False).logits.float()
-        plain = self.features(ids).float() @ self.head.float().T
+        last = self.features(ids)[..., : self.head.shape[1]]
+        plain = last.float() @ self.head.float().T
         close = torch.allclose(logits, plain, rtol=0.05, atol=0.05 * logits.std().item())
         if getattr(head, "bias", None) is not None or not close:
             raise SourceError(
@@ -69,7 +105,11 @@ class Verifier:
 
 
 class Features(Protocol):
-    """Where a batch's features come from: bfloat16 [tokens, hidden] on the CPU for each row."""
+    """Where a batch's features come from: bfloat16 [tokens, (1 + num_taps) hidden] on the CPU for
+    each row, as `Verifier.features` orders them."""
+
+    @property
+    def num_taps(self) -> int: ...
 
     def get(self, rows: Sequence[Row]) -> list[torch.Tensor]: ...
 
@@ -80,6 +120,10 @@ class RecomputedFeatures:
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
 
+    @property
+    def num_taps(self) -> int:
+        return len(self._verifier.taps)
+
     def get(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         return list(_run(self._verifier, rows))
 
@@ -87,8 +131,8 @@ class RecomputedFeatures:
 class StoredFeatures:
     """Features that were computed before, mapped from their files."""
 
-    def __init__(self, held: Mapping[bytes, torch.Tensor]) -> None:
-        self._held = held
+    def __init__(self, held: Mapping[bytes, torch.Tensor], num_taps: int = 0) -> None:
+        self._held, self.num_taps = held, num_taps
 
     def get(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         return [self._held[row.digest] for row in rows]
@@ -100,15 +144,16 @@ def store_features(
     """The features of all rows; those that `folder` holds are taken, the others computed and
     written to it.
 
-    `folder` must belong to this verifier alone. Raises StageError if the disk cannot hold them.
+    `folder` must belong to this verifier and its taps alone. Raises StageError if the disk cannot
+    hold them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held = read_shards(folder)
+    held, num_taps = read_shards(folder), len(verifier.taps)
     missing = [row for row in rows if row.digest not in held]
     total = sum(len(row.ids) for row in missing)
     if not missing:
-        return StoredFeatures(held)
-    _check_space(folder, total * verifier.head.shape[1] * 2, reporter)
+        return StoredFeatures(held, num_taps)
+    _check_space(folder, total * (1 + num_taps) * verifier.head.shape[1] * 2, reporter)
     missing.sort(key=lambda row: len(row.ids))
     pending: dict[bytes, torch.Tensor] = {}
     with reporter.stage("features", total=total) as progress:
@@ -123,7 +168,7 @@ def store_features(
                 pending = {}
         if pending:
             _write(folder, pending)
-    return StoredFeatures(read_shards(folder))
+    return StoredFeatures(read_shards(folder), num_taps)
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[list[Row]]:

@@ -1,9 +1,9 @@
 """A trained head as a folder: its configuration, its own weights, the ids it drafts.
 
-`model.safetensors` holds `fc` and the decoder layer under the names of `EagleForCausalLM` in
-bfloat16, and `draft_ids` (int64, ascending): logit i of the head is that of token draft_ids[i].
-The embedding and the output head are the verifier's and are not in it; `config.json` says which
-verifier.
+`model.safetensors` holds what was trained under the model's names in bfloat16, `fc` and the
+decoder layer and for EAGLE-3 a norm and an output head, and `draft_ids` (int64, ascending): logit
+i of the head is that of token draft_ids[i]. What is the verifier's is not in it; `config.json`
+says which verifier.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from yggc.errors import SourceError, StageError
-from yggc.models.eagle import EagleConfig
-from yggc.models.head import DRAFT_IDS
+from yggc.models.eagle import EagleConfig, HeadConfig
+from yggc.models.eagle3 import Eagle3Config
+from yggc.models.head_layouts import DRAFT_IDS
 from yggc.models.shards import SINGLE
 from yggc.models.source import ResolvedSource
 
 CONFIG = "config.json"
+_KINDS: dict[str, type[HeadConfig]] = {
+    kind.model_type: kind for kind in (EagleConfig, Eagle3Config)
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """What `read_head` finds. `verifier` is the record that `describe_verifier` made."""
 
-    config: EagleConfig
+    config: HeadConfig
     weights: Mapping[str, torch.Tensor]
     draft_ids: torch.Tensor
     verifier: Mapping[str, Any]
@@ -52,19 +56,18 @@ def describe_verifier(source: ResolvedSource) -> dict[str, Any]:
 
 def write_head(
     folder: Path,
-    config: EagleConfig,
+    config: HeadConfig,
     weights: Mapping[str, torch.Tensor],
     draft_ids: torch.Tensor,
-    embedding_scale: float,
+    fc_scale: torch.Tensor,
     verifier: Mapping[str, Any],
 ) -> None:
     """Replaces the folder's head, weights last; each file is whole or as it was.
 
-    embedding_scale: what embeddings were multiplied by in training; `fc` takes it over.
+    fc_scale: what the inputs of `fc` were multiplied by in training; `fc` takes it over.
     """
-    size = config.hidden_size
     stored = {name: one.detach().float().cpu().clone() for name, one in weights.items()}
-    stored["fc.weight"][:, :size] *= embedding_scale
+    stored["fc.weight"] *= fc_scale.cpu()
     tensors = {name: one.to(torch.bfloat16).contiguous() for name, one in stored.items()}
     tensors[DRAFT_IDS] = draft_ids.cpu()
     fields = {**config.to_dict(), "dtype": "bfloat16", "verifier": dict(verifier)}
@@ -80,17 +83,18 @@ def read_head(folder: Path) -> Head:
     """The head in `folder`; SourceError if it is not whole."""
     try:
         fields = json.loads((folder / CONFIG).read_bytes())
-        if fields.get("model_type") != EagleConfig.model_type:
+        kind = _KINDS.get(fields.get("model_type"))
+        if kind is None:
             raise ValueError(f"model_type is {fields.get('model_type')!r}")
         verifier = fields.pop("verifier")
-        config = EagleConfig(**fields)
+        config = kind(**fields)
         with safe_open(folder / SINGLE, framework="pt", device="cpu") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         draft_ids = weights.pop(DRAFT_IDS)
     except Exception as error:  # JSON, safetensors and the configuration fail each in its own way
         raise SourceError(
             f"{folder}: is no EAGLE head: {' '.join(str(error).split())[:200]}",
-            "give a folder that `yggc train eagle` wrote",
+            "give a folder that `yggc train eagle` or `yggc train eagle3` wrote",
         ) from error
     if len(draft_ids) != config.draft_vocab_size:
         raise SourceError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from yggc.errors import SourceError
-from yggc.models.eagle import EagleConfig, EagleForCausalLM
-from yggc.train.batches import collate
-from yggc.train.eagle import Frozen
+from yggc.models.eagle import HeadConfig, HeadForCausalLM
+from yggc.models.eagle3 import Eagle3ForCausalLM
+from yggc.train.batches import Batch, collate
 from yggc.train.features import Features
 from yggc.train.head import Head
 from yggc.train.step import trained_parameters
@@ -17,6 +18,13 @@ from yggc.train.texts import Row
 
 # Of the inputs' mean square; the answer does not depend on it much.
 RIDGE = 1e-3
+# Score of a row with itself where attention is to pick the row's own embedding.
+OWN_SCORE = 12.0
+# Of the usual root mean square of a channel, what one is taken to have at least.
+LEAST_SCALE = 1e-3
+
+# Of a batch: [B, C or R, ...], of which the last R columns count.
+Columns: TypeAlias = Callable[[Batch], torch.Tensor]
 
 
 def embedding_scale(embedding: torch.Tensor, rows: Sequence[Row], features: Features) -> float:
@@ -27,52 +35,92 @@ def embedding_scale(embedding: torch.Tensor, rows: Sequence[Row], features: Feat
     return (found.square().mean().sqrt() / used.square().mean().sqrt().cpu()).item()
 
 
-def new_head(config: EagleConfig, seed: int) -> EagleForCausalLM:
-    """A head whose decoder layer passes its input on, float32, embedding and output head frozen
-    and empty: they are the verifier's.
+def tap_scale(rows: Sequence[Row], features: Features) -> torch.Tensor:
+    """What brings each channel of the taps to a root mean square of 1 over the text: [taps *
+    hidden]. Some channels of a hidden state are a thousand times as large as others.
+    """
+    found = torch.cat(features.get(rows)).float()
+    size = found.square().mean(0).sqrt()[found.shape[1] // (1 + features.num_taps) :]
+    return 1 / size.clamp(min=LEAST_SCALE * size.median().item())
+
+
+def new_head(kind: type[HeadForCausalLM], config: HeadConfig, seed: int) -> HeadForCausalLM:
+    """A head whose decoder layer passes its input on, float32; what is the verifier's is frozen
+    and empty.
     """
     torch.manual_seed(seed)
-    none = {"bos_token_id": None, "eos_token_id": None}
-    sizes = {"vocab_size": 1, "draft_vocab_size": 1}
-    small = EagleConfig(**{**config.to_dict(), **sizes, **none})
-    model: EagleForCausalLM = EagleForCausalLM(small).float()
+    own_output = issubclass(kind, Eagle3ForCausalLM)
+    empty = {"vocab_size": 1, "bos_token_id": None, "eos_token_id": None}
+    empty |= {} if own_output else {"draft_vocab_size": 1}
+    model = kind(type(config)(**{**config.to_dict(), **empty})).float()
     model.config = config
     layer = model.model.layers[0]
     with torch.no_grad():
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
     model.model.embed_tokens.requires_grad_(False)
-    model.lm_head.requires_grad_(False)
+    model.lm_head.requires_grad_(own_output)
     return model
 
 
 @torch.no_grad()
-def fit_joint(
-    model: EagleForCausalLM,
+def ridge_regression(
     parts: Sequence[Sequence[Row]],
     features: Features,
-    frozen: Frozen,
-) -> None:
-    """Sets `fc` to the ridge regression from a row's inputs to its feature, over the responses."""
-    device = model.device
-    size = 2 * model.config.hidden_size
-    gram = torch.zeros(size, size, dtype=torch.float64, device=device)
-    cross = torch.zeros(size, size // 2, dtype=torch.float64, device=device)
+    inputs: Columns,
+    wanted: Columns,
+    device: torch.device,
+) -> torch.Tensor:
+    """The matrix [wanted's size, inputs' size] of the ridge regression from `inputs` to `wanted`,
+    over the responses: float32.
+    """
+    gram = cross = torch.zeros((), dtype=torch.float64, device=device)
     for rows in parts:
         batch = collate(rows, features, device)
-        num = batch.num_queries
-        inputs = torch.cat([frozen.embed(batch.ids), batch.given], -1)[:, -num:][batch.valid]
-        inputs = inputs.float()
-        gram += (inputs.T @ inputs).double()
-        cross += (inputs.T @ batch.features[:, -num:][batch.valid].float()).double()
-    ridge = RIDGE * gram.diagonal().mean() * torch.eye(size, dtype=torch.float64, device=device)
-    model.fc.weight.copy_(torch.linalg.solve(gram + ridge, cross).T.float())
+        given, made = (
+            find(batch)[:, -batch.num_queries :][batch.valid].float() for find in (inputs, wanted)
+        )
+        gram = gram + (given.T @ given).double()
+        cross = cross + (given.T @ made).double()
+    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), device=device)
+    return torch.linalg.solve(gram + ridge, cross).T.float()
 
 
 @torch.no_grad()
-def take_over(model: EagleForCausalLM, head: Head, scale: float, name: str) -> None:
-    """Sets the weights to those of `head`, read from `name`; `scale` multiplies embeddings in
-    training. SourceError if they do not fit.
+def add_of_embedding(model: Eagle3ForCausalLM, matrix: torch.Tensor) -> None:
+    """Sets the layer's attention to add `matrix` [hidden, hidden] times the row's own normalised
+    embedding, as near as its values have room for.
+
+    Queries and keys are one random projection of that embedding, so a row attends to itself and to
+    others of its token, whose embedding is the same; values and output are the largest singular
+    parts of the matrix, which heads that share values share.
+    """
+    attention, config = model.model.layers[0].self_attn, model.config
+    size, dim, groups = config.hidden_size, config.head_dim, config.num_key_value_heads
+    per_group = config.num_attention_heads // groups
+    u, s, v = torch.linalg.svd(matrix.to(model.device))
+    rank = min(size, groups * dim)
+    root = s[:rank].sqrt()
+    for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+        one.weight.zero_()
+    attention.v_proj.weight[:rank, :size] = root[:, None] * v[:rank]
+    out = torch.zeros(size, groups * dim, device=model.device)
+    out[:, :rank] = u[:, :rank] * root / per_group
+    out = out.view(size, groups, 1, dim).expand(size, groups, per_group, dim)
+    attention.o_proj.weight.copy_(out.reshape(size, -1))
+    keys = torch.randn(groups, dim, size, device="cpu").to(model.device)
+    keys *= (OWN_SCORE / (size * dim**0.5)) ** 0.5
+    attention.k_proj.weight[:, :size] = keys.reshape(-1, size)
+    queries = keys[:, None].expand(groups, per_group, dim, size)
+    attention.q_proj.weight[:, :size] = queries.reshape(-1, size)
+
+
+@torch.no_grad()
+def take_over(
+    model: HeadForCausalLM, fc: torch.nn.Linear, head: Head, scale: torch.Tensor, name: str
+) -> None:
+    """Sets the weights to those of `head`, read from `name`; `scale` multiplies the inputs of
+    `fc`, the model's, in training. SourceError if they do not fit.
     """
     for key, parameter in trained_parameters(model).items():
         found = head.weights.get(key)
@@ -83,4 +131,4 @@ def take_over(model: EagleForCausalLM, head: Head, scale: float, name: str) -> N
                 "begin with a head of this verifier, or with none",
             )
         parameter.copy_(found)
-    model.fc.weight[:, : model.config.hidden_size] /= scale
+    fc.weight /= scale.to(fc.weight.device)

@@ -98,6 +98,10 @@ class TrainOptions(ABC):
     def learner(self, setting: Setting) -> Learner:
         """The drafter with its first weights, on the verifier's device."""
 
+    def tapped(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """The verifier's layers whose inputs the drafter reads beside its last hidden states."""
+        return ()
+
     def compared(self) -> dict[str, Any]:
         """What a run that goes on must have as it was."""
         fields = {key: one for key, one in asdict(self).items() if key not in _FREE}
@@ -138,7 +142,8 @@ def train(
         return done
 
     torch.set_num_threads(1)
-    verifier = Verifier(checkpoint, device, torch.bfloat16 if bfloat16 else torch.float32)
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
+    verifier = Verifier(checkpoint, device, dtype, options.tapped(checkpoint))
     with Gang(options.num_threads if device.type == "cpu" else 1) as gang:
         features = _features(options, verifier, texts, identity, gang, reporter)
         learner = options.learner(Setting(checkpoint, verifier, texts, features, identity))
@@ -228,8 +233,13 @@ def _features(
 ) -> Features:
     if options.cache_features is None:
         return RecomputedFeatures(verifier)
-    # Features of another verifier or another precision are other features.
-    key = hash_inputs({"files": identity["files"], "dtype": str(verifier.embedding.dtype)})[:16]
+    # Features of another verifier, another precision or other layers are other features.
+    parts: dict[str, Any] = {
+        "files": identity["files"],
+        "dtype": str(verifier.embedding.dtype),
+        **({"taps": verifier.taps} if verifier.taps else {}),
+    }
+    key = hash_inputs(parts)[:16]
     rows = [*texts.train, *texts.held_out]
     return store_features(verifier, rows, options.cache_features / key, gang, reporter)
 

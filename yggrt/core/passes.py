@@ -20,7 +20,8 @@ class PassOutput(NamedTuple):
     """Outputs of one pass, one entry per row that was asked for (never the padding).
 
     ids: the verifier's most likely next token after each row, lowest id on ties.
-    logits: [rows, vocab] float32. hidden: [rows, d]. hazards: [rows, D_max] float32.
+    logits: [rows, vocab] float32. hidden: [rows, d] float32, what a head reads of the row.
+    hazards: [rows, D_max] float32.
     """
 
     ids: list[int]

@@ -241,11 +241,11 @@ class LmDrafter(Record, frozen=True, tag="lm", tag_field="kind"):
 
 
 class EagleDrafter(Record, frozen=True, tag="eagle", tag_field="kind"):
-    """A head over the verifier's last hidden states. `temperatures` as for LmDrafter;
-    `coverage[d]`: measured share of the verifier's choices at depth d + 1 that the head has logits
-    for, the last for deeper ones. `token_ids`: the verifier's id of each logit, empty if they are
-    the verifier's own. `agreement`: measured share of positions at which its most likely token was
-    the verifier's choice, over `num_positions` of them.
+    """A head over the verifier's features, which its graphs give as hidden. `temperatures` as for
+    LmDrafter; `coverage[d]`: measured share of the verifier's choices at depth d + 1 that the head
+    has logits for, the last for deeper ones. `token_ids`: the verifier's id of each logit, empty
+    if they are the verifier's own. `agreement`: measured share of positions at which its most
+    likely token was the verifier's choice, over `num_positions` of them.
     """
 
     temperatures: tuple[float, ...]

@@ -62,9 +62,9 @@ class Drafter(Protocol):
         return
 
     def observe(self, first: int, hidden: torch.Tensor, rows: Sequence[int]) -> None:
-        """Tells the verifier's last hidden states of the context's tokens from `first` on: rows
-        `rows` of `hidden` [n, d] float32. Told once the verifier has run the tokens, before or
-        after they are committed, and always before the next tree."""
+        """Tells the hidden states that the verifier's graphs gave of the context's tokens from
+        `first` on: rows `rows` of `hidden` [n, d] float32. Told once the verifier has run the
+        tokens, before or after they are committed, and always before the next tree."""
         return
 
     def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:

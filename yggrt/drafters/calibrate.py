@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Recording(NamedTuple):
-    """Prompt ids and the ids that plain decoding emitted after them; `hidden` [n, d]: the
-    verifier's last hidden state of each of these tokens but the last, None if nobody reads them.
+    """Prompt ids and the ids that plain decoding emitted after them; `hidden` [n, d]: what
+    the verifier's graphs gave so of each of these tokens but the last, None if nobody reads it.
     """
 
     prompt: Sequence[int]

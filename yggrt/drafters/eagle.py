@@ -1,9 +1,11 @@
-"""The EAGLE drafter: a head of one layer over the verifier's last hidden states.
+"""The EAGLE drafter: a head of one layer over the verifier's features, which are its last hidden
+states, or for EAGLE-3 what its graphs make of the inputs of some layers.
 
-Li et al., arXiv 2401.15077 and 2406.16858. The row of a token reads the feature of the token
-before it: the verifier's own where the verifier has run that token, the head's prediction inside a
-tree. What was emitted since the last tree therefore runs again with the verifier's features, in
-the same pass as the next root, so that no row of the context rests on a prediction.
+Li et al., arXiv 2401.15077, 2406.16858 and 2503.01840. The row of a token reads the feature of
+the token before it: the verifier's own where the verifier has run that token, the head's
+prediction inside a tree. What was emitted since the last tree therefore runs again with the
+verifier's features, in the same pass as the next root, so that no row of the context rests on a
+prediction.
 """
 
 from __future__ import annotations
