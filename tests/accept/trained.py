@@ -2,11 +2,11 @@
 
     python tests/accept/trained.py [--kinds eagle,distill] [--text FILE] [--keep DIR]
 
-A random verifier has nothing that a smaller model could learn (its next token is a hash of all
-before it), so the verifier is a three-layer model of bytes that is first trained on a text for a
-minute or two. It writes 20,000 tokens behind places of that text, half of them greedily and half
-at temperature 1; each kind of drafter is trained on them, and bundles are built with what came out
-and with the same folder whose matrices are drawn anew at their own scale. Both decode prompts that
+What a random verifier says next has no simple cause that a smaller model could learn, so the
+verifier is a three-layer model of bytes that is first trained on a text. It writes
+20,000 tokens behind places of that text, half of them greedily and half at temperature 1; each
+kind of drafter is trained on them, and bundles are built with what came out and with the same
+folder whose matrices are drawn anew at their own scale. Both decode prompts that
 neither model was trained on, whole trees with the gate open. Prints accepted tokens per pass;
 exit 1 if a kind gains less than 0.2 or a token differs from plain decoding. The last line is JSON.
 --keep holds the folders and takes what is there.
