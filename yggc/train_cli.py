@@ -8,6 +8,7 @@ from yggc.train_data_cli import data
 from yggc.train_distill_cli import distill
 from yggc.train_eagle3_cli import eagle3
 from yggc.train_eagle_cli import eagle
+from yggc.train_export_cli import export
 from yggrt.terminal import ReportingGroup
 
 train = typer.Typer(
@@ -27,3 +28,4 @@ train.command()(data)
 train.command()(eagle)
 train.command()(eagle3)
 train.command()(distill)
+train.command()(export)

@@ -11,6 +11,7 @@ from typing import Any
 import bundles
 import pytest
 import torch
+from safetensors import safe_open
 from training import HIDDEN, VOCAB, read_log, run_command
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,6 +21,7 @@ from yggc.models.eagle3 import Eagle3Config
 from yggc.models.source import resolve_source
 from yggc.report import Reporter
 from yggc.train.eagle3_learner import Eagle3Options
+from yggc.train.export import export_head
 from yggc.train.features import Verifier
 from yggc.train.head import read_head
 from yggc.train.run import train
@@ -181,3 +183,44 @@ def test_the_verifier_gives_what_its_layers_are_given(model: Path, tmp_path: Pat
     wanted = [out.last_hidden_state, out.hidden_states[0], out.hidden_states[2]]
     assert torch.allclose(verifier.features(ids), torch.cat(wanted, -1), rtol=1e-5, atol=1e-5)
     assert torch.equal(verifier.norm, reference.norm.weight)
+
+
+def test_an_exported_head_is_read_as_the_same(head: Path, model: Path, tmp_path: Path) -> None:
+    run_command(
+        [
+            sys.executable, "-m", "yggc", "train", "export", str(head), "-o",
+            str(tmp_path / "out"), "--verifier", "someone/model",
+        ]
+    )  # fmt: skip
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "someone/model"
+    verifier = open_checkpoint(resolve_source(str(model), WorkDir(tmp_path)))
+    ours, theirs = (
+        open_drafter(resolve_source(str(one), WorkDir(tmp_path)), verifier)
+        for one in (head, tmp_path / "out")
+    )
+    assert theirs.draft_ids == ours.draft_ids
+    assert theirs.tensor_names == ours.tensor_names
+    for name in ours.tensor_names:
+        assert torch.equal(theirs.read(name), ours.read(name)), name
+    same = ("taps", "norm_before_residual", "head_dim", "rope_parameters", "rms_norm_eps")
+    assert [getattr(theirs.config, key) for key in same] == [
+        getattr(ours.config, key) for key in same
+    ]
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        names = set(file.keys())
+    assert {"layers.0.hidden_norm.weight", "fc.weight", "norm.weight", "d2t", "t2d"} < names
+    assert not any(name.startswith("model.") or name == "embed_tokens.weight" for name in names)
+
+
+def test_only_eagle3_heads_are_exported_and_nothing_is_overwritten(
+    head: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match="exists already"):
+        export_head(head, tmp_path, "someone/model", 4)
+    shipped = Path(__file__).parents[2] / "artifacts/drafters/smollm2-135m-eagle"
+    with pytest.raises(SourceError, match="wanted an EAGLE-3 head"):
+        export_head(shipped, tmp_path / "out", "someone/model", 4)
+    assert not (tmp_path / "out").exists()
