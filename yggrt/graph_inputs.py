@@ -1,8 +1,8 @@
 """Inputs of compiled graphs, in memory that each call writes anew.
 
 A pass leaves the processor's caches full of weights, and the first torch call of its kind after it
-takes 40 to 250 us; writing a few integers takes a tenth of that. So nothing here calls torch once
-the memory is there, but to copy features.
+takes 45 us and more; writing a few numbers takes 15 (docs/log.md). So nothing here calls torch
+once the memory is there, but to copy features.
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+_CODES = {torch.int64: "q", torch.float32: "f"}
 
-class Integers:
-    """An int64 tensor [num], num at least 1, whose values are set without a call of torch."""
 
-    def __init__(self, num: int) -> None:
-        memory = array("q", bytes(8 * num))
-        self.tensor = torch.frombuffer(memory, dtype=torch.int64)
+class Numbers:
+    """A tensor [num], num at least 1, whose values are set without a call of torch."""
+
+    def __init__(self, num: int, dtype: torch.dtype = torch.int64) -> None:
+        self._code = _CODES[dtype]
+        memory = array(self._code, [0] * num)
+        self.tensor = torch.frombuffer(memory, dtype=dtype)
         # Other than the array it cannot change its size, and move.
         self._values = memoryview(memory)
 
-    def set(self, values: Iterable[int]) -> torch.Tensor:
+    def set(self, values: Iterable[float]) -> torch.Tensor:
         """Takes `num` values; gives the tensor."""
-        self._values[:] = array("q", values)
+        self._values[:] = array(self._code, values)
         return self.tensor
 
 
-class IntegersBySize:
-    """Integers for as many values as there are; the last of a size stand until the next."""
+class NumbersBySize:
+    """Numbers for as many values as there are; the last of a size stand until the next."""
 
-    def __init__(self) -> None:
-        self._kept: dict[int, Integers] = {}
+    def __init__(self, dtype: torch.dtype = torch.int64) -> None:
+        self._dtype = dtype
+        self._kept: dict[int, Numbers] = {}
 
-    def set(self, values: Sequence[int]) -> torch.Tensor:
+    def set(self, values: Sequence[float]) -> torch.Tensor:
         """Values of at least one, as a tensor."""
         kept = self._kept.get(len(values))
         if kept is None:
-            kept = self._kept[len(values)] = Integers(len(values))
+            kept = self._kept[len(values)] = Numbers(len(values), self._dtype)
         return kept.set(values)
 
 
@@ -49,8 +53,8 @@ class GraphInputs:
     """
 
     def __init__(self, rows: int, columns: int, feature_size: int) -> None:
-        self._tokens, self._positions, self._slots = (Integers(rows) for _ in range(3))
-        self._length, self._row = Integers(1), Integers(1)
+        self._tokens, self._positions, self._slots = (Numbers(rows) for _ in range(3))
+        self._length, self._row = Numbers(1), Numbers(1)
         mask = bytearray(rows * columns)
         self._mask_tensor = torch.frombuffer(mask, dtype=torch.bool).view(rows, columns)
         self._mask = memoryview(mask)

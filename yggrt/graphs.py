@@ -16,7 +16,7 @@ from yggrt.core.errors import BundleError, RequestError
 from yggrt.core.passes import DraftOutput, PassOutput
 from yggrt.core.schema import DRAFTER_KINDS, VERIFIER_KINDS, GraphSpec, ModelInfo
 from yggrt.core.tree import TokenTree
-from yggrt.graph_inputs import GraphInputs, IntegersBySize
+from yggrt.graph_inputs import GraphInputs, NumbersBySize
 from yggrt.kv import KvCache
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _ModelGraphs:
             CompiledPass(spec, directory, constants) for spec, directory, constants in graphs
         ]
         passes.sort(key=lambda one: one.spec.max_rows)
-        self._sources, self._targets = IntegersBySize(), IntegersBySize()
+        self._sources, self._targets = NumbersBySize(), NumbersBySize()
         self._trees = [one for one in passes if one.spec.kind in ("verify", "draft")]
         self._prefill = [one for one in passes if one.spec.kind in ("prefill", "draft_prefill")]
 

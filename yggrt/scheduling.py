@@ -186,7 +186,7 @@ def record_answers(
 
 
 def with_hidden(graphs: Graphs, recordings: Iterable[Recording]) -> list[Recording]:
-    """The recordings with what the verifier's last layer says of their tokens."""
+    """The recordings with what the verifier's graphs give as hidden of their tokens."""
     cache, found = graphs.new_cache(), []
     for one in recordings:
         ids = [*one.prompt, *one.output][:-1]
@@ -273,7 +273,12 @@ def find_schedule(
         drafter=shipped,
         ngram=ngram,
         rest_s=costs.rest_s if taken is None else _rest_s(taken, costs, tree),
-        draft_host_s=costs.draft_host_s if taken is None else _draft_host_s(taken, costs, tree),
+        # A tree that is asked for instead of a plain schedule costs its draft, too.
+        draft_host_s=(
+            costs.draft_host_s
+            if taken is None or tree == PLAIN
+            else _draft_host_s(taken, costs, tree)
+        ),
         buckets=_buckets_of(tree, search, graphs.row_counts),
         candidates=tuple(sorted(shortlist, key=lambda one: one.measured_tpot_ms or one.tpot_ms)),
         objective=form if objective is not RATIO else "ratio",
@@ -384,10 +389,11 @@ def measure_trees(
         progress(f"measure prompt {number + 1}")
         num = min(MEASURED_TOKENS, len(output))
         if not number:
-            # Warm, and what the host's part of a draft is between passes.
-            for way in ways:
+            # Once to warm, once for what the host's part of a draft is between passes.
+            for way in (*ways, *ways):
                 first = decode(engine(way, fold), prompt, num, eos_ids)[1]
-                draft_host_s[way] = _draft_host_s(first, costs, way)
+                if first.num_drafted:
+                    draft_host_s[way] = _draft_host_s(first, costs, way)
             engines.clear()
         runs: dict[str, Run] = {}
         for way in (*ways, *reversed(ways)):

@@ -1,8 +1,8 @@
 """What training brings: tokens that a drafter has accepted per pass after it and before.
 
-    python tests/accept/trained.py [--kinds eagle,distill] [--text FILE] [--keep DIR]
+    python tests/accept/trained.py [--kinds eagle,eagle3,distill] [--text FILE] [--keep DIR]
 
-What a random verifier says next has no simple cause that a smaller model could learn, so the
+What a random verifier says next was not expected to be learned by a smaller model, so the
 verifier is a three-layer model of bytes that is first trained on a text. It writes
 20,000 tokens behind places of that text, half of them greedily and half at temperature 1; each
 kind of drafter is trained on them, and bundles are built with what came out and with the same
@@ -40,6 +40,7 @@ from yggrt.session import Session
 # What each kind is asked for beside the options that all share.
 KINDS = {
     "eagle": ["--draft-vocab", "256", "--learning-rate", "1e-3"],
+    "eagle3": ["--draft-vocab", "256", "--taps", "0,1,2", "--learning-rate", "1e-3"],
     "distill": ["--layers", "1", "--hidden-size", "64", "--heads", "2", "--learning-rate", "3e-3"],
 }
 SHARED = [

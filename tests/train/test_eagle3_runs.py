@@ -17,13 +17,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from yggc.errors import RecipeError, SourceError
 from yggc.models.checkpoint import open_checkpoint, open_drafter
-from yggc.models.eagle3 import Eagle3Config
+from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM
 from yggc.models.source import resolve_source
 from yggc.report import Reporter
 from yggc.train.eagle3_learner import Eagle3Options
 from yggc.train.export import export_head
 from yggc.train.features import Verifier
 from yggc.train.head import read_head
+from yggc.train.initial import new_head, take_over
 from yggc.train.run import train
 from yggc.train_eagle3_cli import layer_numbers
 from yggc.workdir import WorkDir
@@ -224,3 +225,24 @@ def test_only_eagle3_heads_are_exported_and_nothing_is_overwritten(
     with pytest.raises(SourceError, match="wanted an EAGLE-3 head"):
         export_head(shipped, tmp_path / "out", "someone/model", 4)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_first_head_gives_each_id_its_own_row(head: Path) -> None:
+    """More text may have other frequent ids than the text that the head learned from."""
+    first = read_head(head)
+    ids = torch.arange(VOCAB)
+    others = ids[~torch.isin(ids, first.draft_ids)]
+    mixed = torch.cat([first.draft_ids[3:], others[:3]]).sort().values
+    model = new_head(Eagle3ForCausalLM, first.config, 0)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(7.0)
+    take_over(model, model.fc, first, torch.ones(3 * HIDDEN), "head", mixed)
+    theirs = dict(zip(first.draft_ids.tolist(), first.weights["lm_head.weight"], strict=True))
+    for token, row in zip(mixed.tolist(), model.lm_head.weight, strict=True):
+        wanted = theirs[token].float() if token in theirs else torch.full((HIDDEN,), 7.0)
+        assert torch.equal(row.detach(), wanted)
+
+
+def test_excluded_prompts_are_recorded_by_name(model: Path, text: Path, tmp_path: Path) -> None:
+    given = options(model, text, tmp_path / "head", exclude=(tmp_path / "evaluation.jsonl",))
+    assert json.loads(json.dumps(given.compared()))["exclude"] == ["evaluation.jsonl"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from yggrt.graph_inputs import GraphInputs, Integers, IntegersBySize
+from yggrt.graph_inputs import GraphInputs, Numbers, NumbersBySize
 
 
 def test_values_are_those_of_the_last_call() -> None:
@@ -29,13 +29,13 @@ def test_prefill_graphs_get_the_row_that_is_asked_for() -> None:
 def test_another_number_of_values_is_refused() -> None:
     # The tensor would otherwise point to memory that is gone.
     with pytest.raises(ValueError, match="memoryview assignment"):
-        Integers(2).set([1, 2, 3])
+        Numbers(2).set([1, 2, 3])
     with pytest.raises(ValueError, match="memoryview assignment"):
         GraphInputs(2, 2, 0).set([1, 2], [0, 0], [0, 1], 0, [b"\1\0"])
 
 
 def test_each_size_has_its_own_memory() -> None:
-    kept = IntegersBySize()
+    kept = NumbersBySize()
     one, two = kept.set([1]), kept.set([2, 3])
     assert (one.tolist(), two.tolist()) == ([1], [2, 3])
     assert kept.set([4]).data_ptr() == one.data_ptr()

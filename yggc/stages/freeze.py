@@ -128,7 +128,13 @@ def _compare(
 ) -> float:
     """The largest difference of any output in `found`, "logit" or "feature"."""
     eager = _eager_outputs(context, loaded, adapted, storage, chain, features)
-    exact = msgspec.structs.replace(loaded, activations="float32", kv_dtype="float32")
+    floats = {"activations": "float32", "kv_dtype": "float32"}
+    exact = msgspec.structs.replace(loaded, **floats)
+    if exact.drafter is not None:
+        # Features are made as the head's own products are.
+        exact = msgspec.structs.replace(
+            exact, drafter=msgspec.structs.replace(exact.drafter, **floats)
+        )
     unrounded = eager
     if exact != loaded:
         unrounded = _eager_outputs(context, exact, adapted, storage, chain, features)

@@ -77,6 +77,8 @@ class Eagle3Options(HeadOptions):
         chosen = verifier.head[draft_ids.to(verifier.device)].contiguous()
         frozen = Frozen(verifier.embedding, chosen, 1.0)
         scale = tap_scale(rows[:SCALE_ROWS], setting.features).to(verifier.device)
+        with torch.no_grad():
+            model.lm_head.weight.copy_(chosen)
         if self.first is None:
             norm, embed = verifier.norm, model.model.layers[0].input_layernorm
             # What the final norm makes of this is the verifier's last hidden state.
@@ -93,11 +95,11 @@ class Eagle3Options(HeadOptions):
             )
             with torch.no_grad():
                 model.norm.weight.copy_(norm)
-                model.lm_head.weight.copy_(chosen)
                 model.fc.weight.copy_(fitted[:, config.hidden_size :])
             add_of_embedding(model, fitted[:, : config.hidden_size])
         else:
-            take_over(model, model.fc, read_head(self.first), scale, str(self.first))
+            first = read_head(self.first)
+            take_over(model, model.fc, first, scale, str(self.first), draft_ids)
         return Eagle3Learner(model, frozen, draft_ids, scale, self, setting.identity)
 
 

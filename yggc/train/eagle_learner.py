@@ -93,7 +93,8 @@ class EagleOptions(HeadOptions):
             model.fc.weight.data.copy_(fitted)
         else:
             factors = fc_scale(scale, config.hidden_size)
-            take_over(model, model.fc, read_head(self.first), factors, str(self.first))
+            first = read_head(self.first)
+            take_over(model, model.fc, first, factors, str(self.first), draft_ids)
         return EagleLearner(model, frozen, draft_ids, self, setting.identity)
 
     @property

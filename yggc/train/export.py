@@ -44,8 +44,13 @@ def export_head(folder: Path, output: Path, verifier: str, num_drafted: int) -> 
         )
     if output.exists():
         raise RecipeError(f"{output} exists already", "give a folder that does not exist yet")
-    output.mkdir(parents=True)
     tensors, fields = _tensors(head), _fields(head.config, verifier, num_drafted)
+    try:
+        output.mkdir(parents=True)
+    except OSError as error:
+        raise RecipeError(
+            f"{output}: cannot be made: {error.strerror}", "give another folder"
+        ) from error
     text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     replace_file(output / CONFIG, lambda path: path.write_text(text))
     stored = save(tensors, {"format": "pt"})

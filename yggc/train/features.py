@@ -62,14 +62,20 @@ class Verifier:
         self._check_head(model.get_output_embeddings())
 
     @property
+    @torch.no_grad()
     def norm(self) -> torch.Tensor:
         """Weight [hidden] of the norm before the output head, ones where the family has none that
         scales alone."""
         norm = getattr(self._model.get_decoder(), "norm", None)
         weight = getattr(norm, "weight", None)
-        if weight is None or getattr(norm, "bias", None) is not None:
-            return torch.ones(self.head.shape[1], device=self.device)
-        found: torch.Tensor = weight.float()
+        ones = torch.ones(self.head.shape[1], device=self.device)
+        if norm is None or weight is None or weight.shape != ones.shape:
+            return ones
+        # Some families scale by one more than the weight, or also shift.
+        probe = torch.linspace(-1, 2, len(ones), device=self.device)[None]
+        plain = probe / probe.square().mean().sqrt() * weight.float()
+        close = torch.allclose(norm(probe.to(weight)).float(), plain, rtol=0.05, atol=0.05)
+        found: torch.Tensor = weight.float() if close else ones
         return found
 
     @torch.no_grad()

@@ -117,11 +117,20 @@ def add_of_embedding(model: Eagle3ForCausalLM, matrix: torch.Tensor) -> None:
 
 @torch.no_grad()
 def take_over(
-    model: HeadForCausalLM, fc: torch.nn.Linear, head: Head, scale: torch.Tensor, name: str
+    model: HeadForCausalLM,
+    fc: torch.nn.Linear,
+    head: Head,
+    scale: torch.Tensor,
+    name: str,
+    draft_ids: torch.Tensor,
 ) -> None:
     """Sets the weights to those of `head`, read from `name`; `scale` multiplies the inputs of
-    `fc`, the model's, in training. SourceError if they do not fit.
+    `fc`, the model's, in training. Rows of an output head that is the model's own are those of
+    `draft_ids`: ids that `head` does not draft keep theirs. SourceError if they do not fit.
     """
+    output = model.lm_head.weight
+    common = torch.isin(draft_ids, head.draft_ids)
+    places = torch.searchsorted(head.draft_ids, draft_ids[common])
     for key, parameter in trained_parameters(model).items():
         found = head.weights.get(key)
         if found is None or found.shape != parameter.shape:
@@ -130,5 +139,8 @@ def take_over(
                 f"{name}: {key} {what}, this verifier's head wants {list(parameter.shape)}",
                 "begin with a head of this verifier, or with none",
             )
-        parameter.copy_(found)
+        if parameter is output:
+            parameter[common.to(parameter.device)] = found[places].to(parameter)
+        else:
+            parameter.copy_(found)
     fc.weight /= scale.to(fc.weight.device)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from yggc.models.adapt import refuse_inexact
-from yggc.models.checkpoint import Checkpoint, empty_model
+from yggc.models.checkpoint import Checkpoint, check_state, empty_model
 from yggc.models.drafter import chosen_layers
 from yggc.train.slots import ATTENTION, register_attention
 
@@ -58,6 +58,11 @@ def read_model(
         config = chosen_layers(config, layers)
         named = {name: _in_layer(name, layers) for name in empty_model(config).state_dict()}
         sources = {name: source for name, source in named.items() if source in sources}
+        # Layers of another kind have other tensors.
+        shapes = {name: checkpoint.shape(source) for name, source in sources.items()}
+        check_state(
+            f"{checkpoint.source.location}, layers {[*layers]}", empty_model(config), shapes
+        )
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     state = {name: checkpoint.read(source).to(dtype) for name, source in sources.items()}

@@ -105,6 +105,8 @@ class TrainOptions(ABC):
     def compared(self) -> dict[str, Any]:
         """What a run that goes on must have as it was."""
         fields = {key: one for key, one in asdict(self).items() if key not in _FREE}
+        # What they exclude is seen in the text's digest.
+        fields["exclude"] = [one.name for one in self.exclude]
         return {"kind": self.kind, **fields}
 
 

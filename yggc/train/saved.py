@@ -51,6 +51,8 @@ class SavedRun:
                 before = json.loads(path.read_bytes())
             except ValueError:
                 before = {}
+            if not isinstance(before, dict):
+                before = {}
             # There was one kind before runs named theirs.
             before.setdefault("kind", "eagle")
             plain = json.loads(json.dumps(options))

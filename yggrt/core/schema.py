@@ -301,12 +301,11 @@ class Golden(Record, frozen=True):
 
 
 class Schedule(Record, frozen=True):
-    """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph, of
-    which `stage_s` says more; where a model drafts, `draft_host_s`: of a draft beside the graphs,
-    and not in `rest_s`; `objective` is what each pass's choice of rows maximises, at `rate`
-    tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if anything
-    does. `recordings`: the calibration prompts and answers
-    that all of it was chosen on.
+    """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph; where a
+    model drafts, beside drafting too, of which `draft_host_s` are those beside the graphs. Of a
+    pass's stages `stage_s` says more. `objective` is what each pass's choice of rows maximises, at
+    `rate` tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if
+    anything does. `recordings`: the calibration prompts and answers that all of it was chosen on.
     """
 
     tree: str

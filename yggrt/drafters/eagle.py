@@ -43,7 +43,8 @@ class EagleDrafter(ModelDrafter):
     def _store(self) -> None:
         """Brings what was observed into the table."""
         for start, hidden, rows in self._observed:
-            kept = rows[: len(self._features) - start]
+            # What is beyond the head's context it never reads.
+            kept = rows[: max(0, len(self._features) - start)]
             if isinstance(kept, range):
                 self._table[start : start + len(kept)] = hidden[kept.start : kept.stop]
             else:

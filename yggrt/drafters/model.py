@@ -13,6 +13,7 @@ import torch
 
 from yggrt.core.passes import DraftGraphs
 from yggrt.drafters import Candidate, Drafter, Noise
+from yggrt.graph_inputs import NumbersBySize
 
 # Noise is asked for so many of a row's most likely tokens. A token beyond them would need far more
 # noise than they have to be chosen, and leaving it out costs a match at most.
@@ -48,8 +49,7 @@ class ModelDrafter(Drafter, ABC):
         self._temperatures, self._coverage = temperatures, coverage
         self._token_ids = tuple(token_ids)
         self._token_id_tensor = torch.tensor(token_ids) if token_ids else None
-        # By the depths that nodes are at, of which there are few.
-        self._scales: dict[tuple[int, ...], torch.Tensor] = {}
+        self._scales = NumbersBySize(torch.float32)
         self._noise: Noise | None = None
         self._ids: list[int] = []
         self._length = 0
@@ -127,11 +127,7 @@ class ModelDrafter(Drafter, ABC):
         self, logits: torch.Tensor, paths: Sequence[Path], num: int
     ) -> list[list[Candidate]]:
         """The best children of nodes; logits [n, vocab]."""
-        depths = tuple(map(len, paths))
-        temperatures = self._scales.get(depths)
-        if temperatures is None:
-            scales = [_at_depth(self._temperatures, path) for path in paths]
-            temperatures = self._scales[depths] = torch.tensor(scales)
+        temperatures = self._scales.set([_at_depth(self._temperatures, path) for path in paths])
         if self._noise is None:
             operator = self._graphs.top_shares
             found = best_children(logits, temperatures, num, self._token_ids, operator)
