@@ -131,7 +131,7 @@ def examine(
     folds = bundle_folds(bundle, graphs, RECORD_S, progress, load_draft_graphs(bundle, cache))
     schedule = manifest.schedule
     table = LatencyTable.of(manifest.latency, manifest.graphs)
-    costs = Costs(table, schedule.rest_s, schedule.rest_s, table.draft_step, schedule.draft_host_s)
+    costs = Costs(table, schedule.rest_s, schedule.rest_s, table.draft_step)
     ways = [] if schedule.tree == PLAIN else [schedule.tree]
     processor_s, wall_s = time.process_time(), time.perf_counter()
     runs = measure_trees(

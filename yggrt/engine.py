@@ -99,8 +99,8 @@ class Engine:
 
     `latency` gives the seconds of a verify pass by row count, one of the graphs', and length of
     the context, `draft_step` those of a growth step by the nodes that a model runs in it and the
-    context; `draft_host_s` is the time of a draft beside its steps, `rest_s` that of a pass beside
-    verifying and drafting. `objective` says what the choice of rows maximises.
+    context; `rest_s` is the time of a pass beside both. `objective` says what the choice of rows
+    maximises.
     Raises RequestError if the graphs cannot hold the spec's verify rows, or the drafter its nodes.
     """
 
@@ -115,7 +115,6 @@ class Engine:
         gate: Gate,
         objective: Objective = RATIO,
         draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
-        draft_host_s: float = 0.0,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -136,8 +135,7 @@ class Engine:
         self._gate = gate
         self._sampler: Sampler = greedy
         self._latency, self._rest_s, self._objective = latency, rest_s, objective
-        self._draft_step, self._draft_host_s = draft_step, draft_host_s
-        self._draft_s = 0.0
+        self._draft_step, self._draft_s = draft_step, 0.0
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
             rows: min(count for count in graphs.row_counts if count >= rows)
@@ -276,10 +274,7 @@ class Engine:
             self._seconds = {
                 rows: self._latency(bucket, context) for rows, bucket in self._row_choices.items()
             }
-            steps = draft_steps(self._spec)
-            self._draft_s = self._draft_host_s + sum(
-                self._draft_step(num, context) for num in steps
-            )
+            self._draft_s = sum(self._draft_step(num, context) for num in draft_steps(self._spec))
             self._min_value = SLACK * least_value(
                 self._seconds, self._rest_s + self._draft_s, self._objective
             )

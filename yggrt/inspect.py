@@ -267,8 +267,6 @@ def _schedule_tables(schedule: dict[str, Any]) -> Iterator[tuple[str, Table]]:
         "host time per pass": f"{schedule['rest_s'] * 1e3:.2f} ms",
         "objective": schedule["objective"],
     }
-    if schedule.get("draft_host_s"):
-        shown["host time per draft"] = f"{schedule['draft_host_s'] * 1e3:.2f} ms"
     yield "Schedule", _pairs(shown)
     if schedule["candidates"]:
         rows = map(_candidate, schedule["candidates"])

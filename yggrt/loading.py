@@ -91,7 +91,6 @@ def start_session(
             latency=latency,
             draft_step=latency.draft_step,
             rest_s=schedule.rest_s,
-            draft_host_s=schedule.draft_host_s,
             objective=Objective(schedule.objective, schedule.rate),
             # Libraries of earlier versions lack it.
             keyed_select=getattr(graphs.operators, "keyed_select", None),

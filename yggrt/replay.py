@@ -83,12 +83,11 @@ def replay(
     gate: Gate,
     objective: Objective = RATIO,
     draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
-    draft_host_s: float = 0.0,
 ) -> Replay:
     """What `spec` does over recordings; outputs of less than two tokens need no pass.
 
     Drafting and accepting are the engine's own code, so the time they take here is what they take
-    in a pass, but for caches that a verify pass would have emptied.
+    in a pass.
     """
     num_tokens = 0
     host_s = 0.0
@@ -98,9 +97,8 @@ def replay(
             continue
         graphs = RecordedGraphs([*prompt, *output], row_counts, hidden)
         engine = Engine(
-            graphs, graphs, drafter, spec, latency, rest_s, gate, objective, draft_step,
-            draft_host_s,
-        )  # fmt: skip
+            graphs, graphs, drafter, spec, latency, rest_s, gate, objective, draft_step
+        )
         engine.start(prompt)
         while engine.room:
             context = len(engine.ids) - 1

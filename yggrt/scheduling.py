@@ -60,7 +60,6 @@ class Run:
     num_tests: int = 0
     accepted: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
-    num_drafted: int = 0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -81,11 +80,6 @@ class Run:
         """Seconds of a pass beside the verify graph."""
         return (self.seconds - self.stage_s["verify"]) / self.num_passes
 
-    @property
-    def draft_s(self) -> float:
-        """Seconds of a draft."""
-        return self.stage_s.get("draft", 0.0) / max(1, self.num_drafted)
-
     def stages_per_pass(self) -> dict[str, float]:
         """Seconds of a pass by stage of the host; `other` is what the stages leave."""
         spent = {name: s for name, s in self.stage_s.items() if name != "verify"}
@@ -96,7 +90,6 @@ class Run:
         self.num_tokens += other.num_tokens
         self.seconds += other.seconds
         self.num_passes += other.num_passes
-        self.num_drafted += other.num_drafted
         self.num_tests += other.num_tests
         self.accepted += other.accepted
         for name, seconds in other.stage_s.items():
@@ -106,15 +99,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What passes cost here. `latency`: seconds of a verify pass by rows and context; `rest_s`: of
-    a pass beside it; `unseen_s`: the part of `rest_s` that replays do not run. Beside `rest_s`,
-    where a model drafts: `draft_step`, of its growth step by nodes and context, and
-    `draft_host_s`, of a draft beside the steps."""
+    a pass beside it; `unseen_s`: the part of `rest_s` that replays do not run; `draft_step`: of a
+    growth step of a model that drafts, by nodes and context, beside `rest_s`."""
 
     latency: Latency
     rest_s: float
     unseen_s: float
     draft_step: Latency = lambda num_nodes, context: 0.0
-    draft_host_s: float = 0.0
 
     def draft_s(self, tree: str) -> float:
         """Seconds that a model takes to draft a tree, at a middling context."""
@@ -148,8 +139,7 @@ def decode(
     stats = engine.stats
     stages = {str(name): s for name, s in stats.stage_s.items() if name != "prefill"}
     tests, accepted = stats.num_tests, stats.accepted
-    passes, drafted = stats.num_passes, stats.num_drafted
-    return output, Run(len(output) - 1, seconds, passes, tests, accepted, stages, drafted)
+    return output, Run(len(output) - 1, seconds, stats.num_passes, tests, accepted, stages)
 
 
 def record_answers(
@@ -207,15 +197,10 @@ def measured_costs(latency: Latency, run: Run) -> Costs:
 
 
 def model_costs(costs: Costs, run: Run, draft_step: Latency) -> Costs:
-    """Costs where a model drafts, from a `run` that drafted with n-grams in every pass. Until
-    trees are run the host's part of drafting is taken for what it was there."""
-    drafting_s = run.draft_s
-    return replace(
-        costs,
-        rest_s=costs.rest_s - drafting_s,
-        draft_step=draft_step,
-        draft_host_s=drafting_s,
-    )
+    """Costs where a model drafts, from a `run` that drafted with n-grams: what the model takes is
+    added by replays and runs."""
+    drafting_s = run.stages_per_pass().get("draft", 0.0) if run.num_passes else 0.0
+    return replace(costs, rest_s=costs.rest_s - drafting_s, draft_step=draft_step)
 
 
 def find_schedule(
@@ -272,13 +257,7 @@ def find_schedule(
         tree=tree,
         drafter=shipped,
         ngram=ngram,
-        rest_s=costs.rest_s if taken is None else _rest_s(taken, costs, tree),
-        # A tree that is asked for instead of a plain schedule costs its draft, too.
-        draft_host_s=(
-            costs.draft_host_s
-            if taken is None or tree == PLAIN
-            else _draft_host_s(taken, costs, tree)
-        ),
+        rest_s=max(0.0, taken.host_s - costs.draft_s(tree)) if taken else costs.rest_s,
         buckets=_buckets_of(tree, search, graphs.row_counts),
         candidates=tuple(sorted(shortlist, key=lambda one: one.measured_tpot_ms or one.tpot_ms)),
         objective=form if objective is not RATIO else "ratio",
@@ -328,7 +307,6 @@ class _Search:
                 replay(
                     drafter, spec, recordings, self._graphs.row_counts, self._costs.latency,
                     self._costs.rest_s, RunningGate(), objective, self._costs.draft_step,
-                    self._costs.draft_host_s,
                 )
                 for drafter, recordings in folds
             )  # fmt: skip
@@ -365,14 +343,12 @@ def measure_trees(
     ways = [PLAIN, *trees]
     total = {way: Run() for way in ways}
     engines: dict[tuple[str, int], Engine] = {}
-    draft_host_s = dict.fromkeys(ways, costs.draft_host_s)
 
     def engine(way: str, fold: int) -> Engine:
         if (way, fold) not in engines:
             engines[way, fold] = Engine(
                 graphs, cache, folds[fold][0], parse_tree_spec(way), costs.latency, costs.rest_s,
                 RunningGate(), objective=objective, draft_step=costs.draft_step,
-                draft_host_s=draft_host_s[way],
             )  # fmt: skip
         return engines[way, fold]
 
@@ -389,12 +365,8 @@ def measure_trees(
         progress(f"measure prompt {number + 1}")
         num = min(MEASURED_TOKENS, len(output))
         if not number:
-            # Once to warm, once for what the host's part of a draft is between passes.
-            for way in (*ways, *ways):
-                first = decode(engine(way, fold), prompt, num, eos_ids)[1]
-                if first.num_drafted:
-                    draft_host_s[way] = _draft_host_s(first, costs, way)
-            engines.clear()
+            for way in ways:
+                decode(engine(way, fold), prompt, num, eos_ids)
         runs: dict[str, Run] = {}
         for way in (*ways, *reversed(ways)):
             run = decode(engine(way, fold), prompt, num, eos_ids)[1]
@@ -403,19 +375,6 @@ def measure_trees(
         for way, run in runs.items():
             total[way].add(run)
     return {way: run for way, run in total.items() if run.num_passes}
-
-
-def _draft_host_s(run: Run, costs: Costs, tree: str) -> float:
-    """Seconds of a draft beside the graphs of the model that drafts; 0 where none does."""
-    graphs_s = costs.draft_s(tree)
-    return max(0.0, run.draft_s - graphs_s) if graphs_s else 0.0
-
-
-def _rest_s(run: Run, costs: Costs, tree: str) -> float:
-    """Seconds of a pass beside verifying, and beside drafting where a model drafts."""
-    if not costs.draft_s(tree):
-        return run.host_s
-    return max(0.0, run.host_s - run.stages_per_pass().get("draft", 0.0))
 
 
 def _measured_alone(tree: str, runs: dict[str, Run]) -> Candidate:

@@ -78,7 +78,6 @@ class Parts:
     rest_s: float
     objective: Objective = RATIO
     draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0
-    draft_host_s: float = 0.0
     keyed_select: KeyedSelect | None = None
 
 
@@ -281,7 +280,6 @@ class Session:
                 gate,
                 objective=parts.objective if gated else RATIO,
                 draft_step=parts.draft_step,
-                draft_host_s=parts.draft_host_s,
             )
             self._engine_key = (spec, gated)
         return self._engine

@@ -223,22 +223,6 @@ def test_a_useless_drafter_that_costs_time_costs_little():
     assert verify_s + stats.num_drafted * 1.0 <= 1.03 * stats.num_tokens
 
 
-@pytest.mark.parametrize(("draft_host_s", "stays_open"), [(0.5, True), (1.5, False)])
-def test_the_gate_counts_what_the_host_takes_to_draft_for_drafted_passes_alone(
-    draft_host_s, stays_open
-):
-    # One token is drafted right in each pass and rows cost nothing: it pays below a plain pass.
-    graphs = ScriptedGraphs(max_model_len=512)
-    engine = Engine(
-        graphs, graphs.new_cache(), OracleDrafter(), parse_tree_spec("sequence:depth=1"),
-        lambda rows, context: 1.0, 0.0, RunningGate(), draft_step=lambda nodes, context: 0.05,
-        draft_host_s=draft_host_s,
-    )  # fmt: skip
-    decode(engine, [1, 2, 3])
-    assert engine.stats.accepted > 0
-    assert (engine.stats.num_gated == 0) is stays_open
-
-
 def test_a_drafted_tree_is_verified_more_willingly_the_more_it_cost():
     """What drafting took is spent whatever is verified."""
     rows = []

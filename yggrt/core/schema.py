@@ -301,11 +301,11 @@ class Golden(Record, frozen=True):
 
 
 class Schedule(Record, frozen=True):
-    """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph; where a
-    model drafts, beside drafting too, of which `draft_host_s` are those beside the graphs. Of a
-    pass's stages `stage_s` says more. `objective` is what each pass's choice of rows maximises, at
-    `rate` tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if
-    anything does. `recordings`: the calibration prompts and answers that all of it was chosen on.
+    """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph, of
+    which `stage_s` says more; `objective` is what each pass's choice of rows maximises, at `rate`
+    tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if anything
+    does. `recordings`: the calibration prompts and answers
+    that all of it was chosen on.
     """
 
     tree: str
@@ -318,7 +318,6 @@ class Schedule(Record, frozen=True):
     stage_s: dict[str, float] = {}
     recordings: tuple[Golden, ...] = ()
     ngram: NgramDrafter | None = None
-    draft_host_s: float = 0.0
 
 
 class TextInfo(Record, frozen=True):
