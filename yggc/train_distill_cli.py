@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from yggc.train_command import SharedFlags, training_command
+from yggc.train_flags import numbers_in
 
 if TYPE_CHECKING:
     from yggc.train.run import TrainOptions
@@ -70,10 +71,10 @@ def _layers(text: str | None) -> tuple[int, ...]:
 
     if text is None:
         return ()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+    found = numbers_in(text)
+    if found is None or len(set(found)) < len(found):
         raise RecipeError(
             f"--from-layers is {text!r}, wanted numbers of layers, each once",
             "--from-layers 0,1,29 takes the first two and the thirtieth",
         )
-    return tuple(map(int, parts))
+    return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from yggc.train_command import SharedFlags, check_within, training_command
+from yggc.train_flags import Decay, Detach, DraftVocab, FirstHead, numbers_in
 
 if TYPE_CHECKING:
     from yggc.train.run import TrainOptions
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 def eagle3(
     shared: SharedFlags,
     *,
-    draft_vocab: Annotated[
-        int, typer.Option(help="Ids that can be drafted: the text's most frequent.", min=1)
-    ] = 8192,
+    draft_vocab: DraftVocab = 8192,
     draft_steps: Annotated[
         int, typer.Option(help="Steps that a draft is trained for, on its own outputs.", min=1)
     ] = 4,
@@ -31,16 +29,9 @@ def eagle3(
             metavar="LAYERS",
         ),
     ] = "",
-    decay: Annotated[float, typer.Option(help="Of a draft step's loss, each step.")] = 0.8,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="No gradients from a draft step into the last.")
-    ] = False,
-    first: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Begin with this head instead of a regression.", metavar="DIR"
-        ),
-    ] = None,
+    decay: Decay = 0.8,
+    detach: Detach = False,
+    first: FirstHead = None,
 ) -> TrainOptions:
     """Trains an EAGLE-3 head. The same command goes on after a stop."""
     check_within(("decay", decay, 0.0, 1.0))
@@ -63,7 +54,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     """Of "2,15,27"; RecipeError for anything else than numbers."""
     from yggc.errors import RecipeError
 
-    parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isdecimal() for part in parts):
+    found = numbers_in(text) if text else ()
+    if found is None:
         raise RecipeError(f"--taps is {text!r}, wanted numbers of layers as in 2,15,27")
-    return tuple(map(int, parts))
+    return found

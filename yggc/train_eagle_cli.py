@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from yggc.train_command import SharedFlags, check_within, training_command
+from yggc.train_flags import Decay, Detach, DraftVocab, FirstHead
 
 if TYPE_CHECKING:
     from yggc.train.run import TrainOptions
@@ -17,25 +17,16 @@ if TYPE_CHECKING:
 def eagle(
     shared: SharedFlags,
     *,
-    draft_vocab: Annotated[
-        int, typer.Option(help="Ids that can be drafted: the text's most frequent.", min=1)
-    ] = 8192,
+    draft_vocab: DraftVocab = 8192,
     draft_steps: Annotated[
         int, typer.Option(help="Steps that a draft is trained for, on its own features.", min=1)
     ] = 4,
     feature_weight: Annotated[float, typer.Option(help="Of the loss on features.")] = 1.0,
     token_weight: Annotated[float, typer.Option(help="Of the loss on tokens.")] = 1.0,
-    decay: Annotated[float, typer.Option(help="Of a draft step's loss, each step.")] = 0.8,
+    decay: Decay = 0.8,
     noise: Annotated[float, typer.Option(help="Width of uniform noise on features.")] = 0.0,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="No gradients from a draft step into the last.")
-    ] = False,
-    first: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Begin with this head instead of a regression.", metavar="DIR"
-        ),
-    ] = None,
+    detach: Detach = False,
+    first: FirstHead = None,
 ) -> TrainOptions:
     """Trains an EAGLE head. The same command goes on after a stop."""
     check_within(("noise", noise, 0.0, 1e6), ("decay", decay, 0.0, 1.0))

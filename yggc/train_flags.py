@@ -39,6 +39,25 @@ Verbose: TypeAlias = Annotated[
 ]
 
 
+DraftVocab: TypeAlias = Annotated[
+    int, typer.Option(help="Ids that can be drafted: the text's most frequent.", min=1)
+]
+Decay: TypeAlias = Annotated[float, typer.Option(help="Of a draft step's loss, each step.")]
+Detach: TypeAlias = Annotated[
+    bool, typer.Option("--detach", help="No gradients from a draft step into the last.")
+]
+FirstHead: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--from", help="Begin with this head instead of a regression.", metavar="DIR"),
+]
+
+
+def numbers_in(text: str) -> tuple[int, ...] | None:
+    """Of "2,15,27"; None for anything else than numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
+
+
 def check_device(device: str, dtype: str) -> None:
     """Raises RecipeError for a device or dtype that there is not."""
     from yggc.errors import RecipeError

@@ -11,7 +11,6 @@ a draft step takes. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prompts import chat_sets
+from prompts import chat_sets, script_options
 
 from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
@@ -83,12 +82,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--num", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
+    options = script_options(__doc__)
     cache = open_cache(None)
     with Bundle.open(options.bundle, cache=cache) as bundle:
         manifest = bundle.manifest

@@ -9,7 +9,6 @@ differs from plain decoding. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,19 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from prompts import chat_sets
+from prompts import chat_sets, script_options
 
 from yggrt.interval import bootstrap_interval
 from yggrt.loading import load
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--num", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
+    options = script_options(__doc__)
     session = load(options.bundle, num_threads=options.threads)
     room = session.graphs.max_model_len - options.tokens - 1
     report: dict[str, Any] = {}

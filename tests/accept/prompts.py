@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 from yggrt.text import Text
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def script_options(about: str | None) -> argparse.Namespace:
+    """What a script that decodes `chat_sets` with a bundle is asked for."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--num", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int)
+    return parser.parse_args()
 
 
 def evaluation_ids(text: Text, num: int, max_prompt: int = 512) -> dict[str, list[list[int]]]:

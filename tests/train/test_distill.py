@@ -148,16 +148,6 @@ def test_layers_of_every_family_are_read_back_as_they_were_named(
     assert taken >= 4
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_verifier(tmp_path_factory.mktemp("verifier"))
-
-
-@pytest.fixture(scope="module")
-def text(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(model, tmp_path_factory.mktemp("text") / "text.jsonl")
-
-
 NEW = ("--layers", "1", "--hidden-size", "32", "--heads", "2")
 
 

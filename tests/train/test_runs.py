@@ -20,24 +20,12 @@ from training import (
     kill_at,
     read_log,
     run_command,
-    save_verifier,
     wait_for_checkpoint,
-    write_text,
 )
 
 from yggc.train.head import read_head
 
 pytestmark = pytest.mark.tiny
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_verifier(tmp_path_factory.mktemp("verifier"))
-
-
-@pytest.fixture(scope="module")
-def text(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(model, tmp_path_factory.mktemp("text") / "text.jsonl")
 
 
 def command(model: Path, text: Path, output: Path, *more: str) -> list[str]:

@@ -151,9 +151,6 @@ def head_fields(verifier: Any, draft_vocab_size: int) -> dict[str, Any]:
     size = verifier.hidden_size
     heads = getattr(verifier, "num_attention_heads", None) or max(1, size // 64)
     head_dim = getattr(verifier, "head_dim", None) or size // heads
-    rope = getattr(verifier, "rope_parameters", None) or {}
-    # Configurations with a rope per kind of layer state none here.
-    theta = rope.get("rope_theta") or 10000.0
     return {
         "draft_vocab_size": draft_vocab_size,
         "vocab_size": verifier.vocab_size,
@@ -165,5 +162,12 @@ def head_fields(verifier: Any, draft_vocab_size: int) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": getattr(verifier, "max_position_embeddings", 1 << 20),
         "rms_norm_eps": getattr(verifier, "rms_norm_eps", 1e-5),
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(theta)},
+        "rope_parameters": plain_rope(verifier),
     }
+
+
+def plain_rope(verifier: Any) -> dict[str, Any]:
+    """Rotary parameters with the verifier's base and nothing scaled."""
+    rope = getattr(verifier, "rope_parameters", None) or {}
+    # Configurations with a rope per kind of layer state none here.
+    return {"rope_type": "default", "rope_theta": float(rope.get("rope_theta") or 10000.0)}

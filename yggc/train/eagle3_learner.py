@@ -46,7 +46,7 @@ class Eagle3Options(HeadOptions):
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Also refuses layers that the verifier does not have, or the first head does not read."""
-        HeadOptions.check(self, checkpoint)
+        config = self.first_config()
         num_layers, taps = checkpoint.config.num_hidden_layers, self.tapped(checkpoint)
         if not are_layers(taps, num_layers):
             raise SourceError(
@@ -54,7 +54,6 @@ class Eagle3Options(HeadOptions):
                 f"the verifier's 0..{num_layers - 1}",
                 "choose some with --taps",
             )
-        config = None if self.first is None else read_head(self.first).config
         if isinstance(config, Eagle3Config) and config.taps != [*taps]:
             raise SourceError(
                 f"{self.first}: reads what layers {config.taps} are given, asked for is {[*taps]}",

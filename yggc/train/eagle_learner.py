@@ -43,11 +43,17 @@ class HeadOptions(TrainOptions):
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuses a first head that cannot be read, or is of another kind."""
-        if self.first is not None and not isinstance(read_head(self.first).config, self.head):
+        self.first_config()
+
+    def first_config(self) -> HeadConfig | None:
+        """Of the head to begin with; SourceError if it is none of this kind."""
+        config = None if self.first is None else read_head(self.first).config
+        if config is not None and not isinstance(config, self.head):
             raise SourceError(
                 f"{self.first}: is a head of another kind, wanted one of `yggc train {self.kind}`",
                 "begin with another head, or with none",
             )
+        return config
 
     def compared(self) -> dict[str, Any]:
         """With the first head by what is in it."""

@@ -7,19 +7,16 @@ and `t2d`. The embedding is left out, as engines then take the verifier's.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from transformers import LlamaConfig
 
 from yggc.errors import RecipeError, SourceError
 from yggc.models.eagle3 import Eagle3Config
 from yggc.models.head_layouts import MEMBERS, OFFSETS
-from yggc.models.shards import SINGLE
-from yggc.train.head import CONFIG, Head, read_head, replace_file
+from yggc.train.head import Head, read_head, replace_model
 
 # Whose configuration the fields are.
 SPECULATORS_VERSION = "0.9.0"
@@ -51,10 +48,7 @@ def export_head(folder: Path, output: Path, verifier: str, num_drafted: int) -> 
         raise RecipeError(
             f"{output}: cannot be made: {error.strerror}", "give another folder"
         ) from error
-    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
-    replace_file(output / CONFIG, lambda path: path.write_text(text))
-    stored = save(tensors, {"format": "pt"})
-    replace_file(output / SINGLE, lambda path: path.write_bytes(stored))
+    replace_model(output, fields, tensors)
 
 
 def _tensors(head: Head) -> dict[str, torch.Tensor]:

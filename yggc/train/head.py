@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -71,12 +72,7 @@ def write_head(
     tensors = {name: one.to(torch.bfloat16).contiguous() for name, one in stored.items()}
     tensors[DRAFT_IDS] = draft_ids.cpu()
     fields = {**config.to_dict(), "dtype": "bfloat16", "verifier": dict(verifier)}
-    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
-    replace_file(folder / CONFIG, lambda path: path.write_text(text))
-    metadata = {"format": "pt", "model_type": config.model_type}
-    # Written as bytes: safetensors' own files are for their owner alone, whatever the umask says.
-    stored_bytes = save(tensors, metadata)
-    replace_file(folder / SINGLE, lambda path: path.write_bytes(stored_bytes))
+    replace_model(folder, fields, tensors, {"model_type": config.model_type})
 
 
 def read_head(folder: Path) -> Head:
@@ -103,6 +99,20 @@ def read_head(folder: Path) -> Head:
             "weights and configuration belong to different heads",
         )
     return Head(config, weights, draft_ids, verifier)
+
+
+def replace_model(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: dict[str, torch.Tensor],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Replaces a folder's `config.json`, then its weights; each file is whole or as it was."""
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    replace_file(folder / CONFIG, lambda path: path.write_text(text))
+    # Written as bytes: safetensors' own files are for their owner alone, whatever the umask says.
+    stored = save(tensors, {"format": "pt", **metadata})
+    replace_file(folder / SINGLE, lambda path: path.write_bytes(stored))
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

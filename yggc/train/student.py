@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -10,12 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from safetensors.torch import save
 from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from yggc.models.checkpoint import Checkpoint, context_limit, wanted_state
-from yggc.models.shards import SINGLE
-from yggc.train.head import CONFIG, replace_file
+from yggc.models.eagle import plain_rope
+from yggc.train.head import replace_file, replace_model
 
 
 def llama_config(
@@ -26,7 +24,6 @@ def llama_config(
     tied: the output head is the embedding.
     """
     config = checkpoint.config
-    rope = getattr(config, "rope_parameters", None) or {}
     return LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=hidden_size,
@@ -36,11 +33,7 @@ def llama_config(
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
         max_position_embeddings=context_limit(config),
-        # Configurations with a rope per kind of layer state none here.
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": float(rope.get("rope_theta") or 10000.0),
-        },
+        rope_parameters=plain_rope(config),
         bos_token_id=config.bos_token_id,
         eos_token_id=list(checkpoint.eos_ids()) or None,
         pad_token_id=None,
@@ -69,16 +62,12 @@ def write_student(
     fields |= {"dtype": "bfloat16"}
     # Where the verifier lay.
     fields.pop("_name_or_path", None)
-    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
-    replace_file(folder / CONFIG, lambda path: path.write_text(text))
     state = model.state_dict()
     tensors = {
         name: weights.get(name, state[name]).detach().cpu().to(torch.bfloat16).contiguous()
         for name in wanted_state(model)
     }
-    # Written as bytes: safetensors' own files are for their owner alone, whatever the umask says.
-    stored = save(tensors, {"format": "pt"})
-    replace_file(folder / SINGLE, lambda path: path.write_bytes(stored))
+    replace_model(folder, fields, tensors)
 
 
 def _tokenizer(verifier: Checkpoint) -> PreTrainedTokenizerFast:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from yggc.train.batches import Batch
-from yggc.train.cross_entropy import CHUNK_ROWS
+from yggc.train.cross_entropy import CHUNK_ROWS, first_choices
 
 TOP = (1, 2, 4, 8)
 
@@ -43,8 +43,8 @@ class HeldOut:
         rank_of[draft_ids.to(head.device)] = torch.arange(len(draft_ids), device=head.device)
         self._choices = []
         for batch in batches:
-            wanted = batch.features[:, -batch.num_queries :].to(head.dtype)
-            best = torch.cat([(one @ head.T).argmax(-1) for one in wanted.split(1)])
+            wanted = batch.features[:, -batch.num_queries :]
+            best = torch.stack([first_choices(one, head) for one in wanted])
             self._choices.append((rank_of[best], best == batch.next_ids))
 
     @torch.no_grad()
