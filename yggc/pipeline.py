@@ -103,7 +103,7 @@ def _run_stage(stage: Stage, context: Context, records: list[Record]) -> tuple[R
     """The stage's record, and whether it was made now."""
     inputs = hash_inputs([__version__, stage.name, stage.key(context, *records)])
     output = context.work.stage(stage.name, inputs)
-    if output.done and not stage.reusable(_read_record(stage, output.path)):
+    if output.done and not _is_reusable(stage, output.path):
         output.discard()
     fresh = not output.done
 
@@ -115,6 +115,14 @@ def _run_stage(stage: Stage, context: Context, records: list[Record]) -> tuple[R
     folder = output.ensure(produce)
     context.folders[stage.name] = folder
     return _read_record(stage, folder), fresh
+
+
+def _is_reusable(stage: Stage, folder: Path) -> bool:
+    """Also not for a record that another state of the compiler wrote and this one cannot read."""
+    try:
+        return stage.reusable(_read_record(stage, folder))
+    except (OSError, msgspec.DecodeError):
+        return False
 
 
 def _read_record(stage: Stage, folder: Path) -> Record:

@@ -16,7 +16,7 @@ import pytest
 
 from yggc.context import Context
 from yggc.errors import PreflightError
-from yggc.pipeline import Stage, _run_stage
+from yggc.pipeline import RECORD_FILE, Stage, _run_stage
 from yggc.report import Reporter
 from yggc.stages import profile
 from yggc.workdir import WorkDir, hash_inputs
@@ -158,6 +158,23 @@ def test_a_discarded_output_is_made_again(work: WorkDir) -> None:
     assert not stage.done
     stage.ensure(fill("x", "2"))
     assert (stage.path / "x").read_text() == "2"
+
+
+def test_a_record_that_cannot_be_read_is_made_again(work: WorkDir) -> None:
+    """As one with a field that another state of the compiler had."""
+
+    def run(context: Context, out: Path) -> ProfileNotes:
+        return ProfileNotes(busy_share=0.0)
+
+    stage = Stage("profile", ProfileNotes, lambda context: "inputs", run)
+    context: Any = SimpleNamespace(work=work, folders={}, reporter=Reporter(quiet=True))
+    assert _run_stage(stage, context, [])[1]
+    record = context.folders["profile"] / RECORD_FILE
+    for damage in ('{"busy_share": 0.0, "newer": 1}', '{"busy_', None):
+        record.unlink() if damage is None else record.write_text(damage)
+        found, fresh = _run_stage(stage, context, [])
+        assert (found.busy_share, fresh) == (0.0, True)
+    assert not _run_stage(stage, context, [])[1]
 
 
 def test_times_of_a_busy_machine_are_taken_again(work: WorkDir) -> None:
