@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORK := .cache/work
 DEMO := .cache/smollm2-135m-cpu.ygg
+TEST_JOBS ?= 2
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 
 .PHONY: demo test check accept check-kernels gpu-check bench clean
@@ -15,7 +16,7 @@ demo: $(VENV)/.compile
 	@echo "next: . $(BIN)/activate; yggrt run $(DEMO)   (a chat; also yggrt inspect, verify, bench)"
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --durations 25
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -7,11 +7,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import gguf
 import torch
+from filelock import FileLock
 from gguf_files import write_llama
 from safetensors.torch import save_file
 from tiny_tokenizers import CHATML, byte_level
@@ -33,6 +36,20 @@ CACHE = ROOT / ".cache"
 WORK = CACHE / "work"
 HEAD = ROOT / "artifacts/drafters/smollm2-135m-eagle"
 RECIPE = ROOT / "artifacts/recipes/smollm2-135m-cpu-float32.toml"
+
+P = ParamSpec("P")
+
+
+def one_at_a_time(make: Callable[P, Path]) -> Callable[P, Path]:
+    """Test processes that run side by side share what lies below `.cache/`."""
+
+    @wraps(make)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> Path:
+        CACHE.mkdir(exist_ok=True)
+        with FileLock(CACHE / f"{make.__name__}.lock"):
+            return make(*args, **kwargs)
+
+    return locked
 
 
 def yggc_build(output: Path, *arguments: str | Path) -> Path:
@@ -78,16 +95,17 @@ def save_tiny(folder: Path) -> Path:
     return folder
 
 
+@one_at_a_time
 def tiny_model() -> Path:
     return save_tiny(CACHE / "tiny-llama")
 
 
+@one_at_a_time
 def tiny(graphs: str) -> Path:
     """The tiny bundle with static buckets 1, 4, 16, 64, or one graph for 1 row and a dynamic one
     for 2 to 64.
     """
     recipe = CACHE / f"tiny-{graphs}.toml"
-    CACHE.mkdir(exist_ok=True)
     recipe.write_text(
         f'name = "tiny-{graphs}"\nverifier = "{tiny_model()}"\ngraphs = "{graphs}"\n'
         "buckets = [1, 4, 16, 64]\nprefill_buckets = [16]\nmax_model_len = 256\n"
@@ -112,6 +130,7 @@ def save_small(folder: Path) -> Path:
     return folder
 
 
+@one_at_a_time
 def small_model() -> Path:
     return save_small(CACHE / "tiny-small")
 
@@ -132,10 +151,12 @@ def save_head(folder: Path) -> Path:
     return folder
 
 
+@one_at_a_time
 def random_head() -> Path:
     return save_head(CACHE / "tiny-head")
 
 
+@one_at_a_time
 def deep_model() -> Path:
     """A model as the tiny one, of four layers: with some between whose inputs a head can read."""
     folder = CACHE / "tiny-deep"
@@ -167,10 +188,12 @@ def save_head3(folder: Path) -> Path:
     return folder
 
 
+@one_at_a_time
 def random_head3() -> Path:
     return save_head3(CACHE / "tiny-head3")
 
 
+@one_at_a_time
 def deep_drafted() -> Path:
     """The deep model with its random head and n-grams, in as few graphs as tests need."""
     recipe = CACHE / "tiny-eagle3.toml"
@@ -183,6 +206,7 @@ def deep_drafted() -> Path:
     return yggc_build(CACHE / "tiny-eagle3.ygg", recipe, "--drafter-quant", "none")
 
 
+@one_at_a_time
 def tiny_drafted(name: str, drafter: str, *flags: str) -> Path:
     """The tiny bundle with static buckets and a model that drafts."""
     recipe = CACHE / f"tiny-{name}.toml"
@@ -195,6 +219,7 @@ def tiny_drafted(name: str, drafter: str, *flags: str) -> Path:
     return yggc_build(CACHE / f"tiny-{name}.ygg", recipe, *flags)
 
 
+@one_at_a_time
 def tiny_gguf() -> Path:
     """The tiny model as a Q4_1 file; it has no tokenizer."""
     path = CACHE / "tiny-q4_1.gguf"
@@ -204,6 +229,7 @@ def tiny_gguf() -> Path:
     return path
 
 
+@one_at_a_time
 def tiny_quantised(name: str, verifier: Path, *flags: str) -> Path:
     """A bundle of the tiny model with two verify graphs, for 1 and for 2 to 16 rows."""
     recipe = CACHE / f"tiny-{name}.toml"
@@ -215,6 +241,7 @@ def tiny_quantised(name: str, verifier: Path, *flags: str) -> Path:
     return yggc_build(CACHE / f"tiny-{name}.ygg", recipe, *flags)
 
 
+@one_at_a_time
 def smol(dtype: str = "float32") -> Path:
     """SmolLM2-135M-Instruct from the recipe; few calibration tokens, since tests choose their
     trees. Its 4-bit matrices are dequantised.
@@ -223,12 +250,12 @@ def smol(dtype: str = "float32") -> Path:
     return yggc_build(CACHE / f"smollm2-{dtype}.ygg", RECIPE, *flags)
 
 
+@one_at_a_time
 def smol_for_tests() -> Path:
     """As `smol`, with the three graphs that tests need, and those of the head: each of the
     verifier costs a fresh clone a minute.
     """
     recipe = CACHE / "smollm2-tests.toml"
-    CACHE.mkdir(exist_ok=True)
     changed = ("name", "buckets", "prefill_buckets", "drafter")
     kept = [line for line in RECIPE.read_text().splitlines() if not line.startswith(changed)]
     few = ['name = "smollm2-tests"', "buckets = [1, 16]", "prefill_buckets = [64]"]
