@@ -280,6 +280,29 @@ class TreeSpec(Record, frozen=True):
     parents: tuple[int, ...] = ()
 
 
+class Plan(Record, frozen=True):
+    """In which order, and beside what, the stages of one iteration run; `yggrt.core.plans` says
+    which combinations there are.
+
+    tail: the rows of the last growth step's leaves run with the next root if they were accepted,
+    always, ahead of verifying, or beside it. head: the root of the next iteration runs in it, or
+    in this one, of `head_rows` possible roots, after verifying or before. accept, prune, mask:
+    where they are done. graph: what one call runs. commit: rows move at once, beside what follows,
+    before the next verify pass, or never. wait: how the host waits for the device.
+    """
+
+    tail: Literal["conditional", "padded", "ahead", "overlapped"] = "conditional"
+    head: Literal["late", "post_verify", "pre_verify"] = "late"
+    head_rows: Literal["1", "4", "all"] = "1"
+    accept: Literal["host", "device"] = "host"
+    prune: Literal["off", "host", "device"] = "host"
+    streams: Literal["1", "2"] = "1"
+    graph: Literal["stage", "draft", "iteration"] = "stage"
+    commit: Literal["now", "beside", "remap", "deferred"] = "now"
+    wait: Literal["block", "event"] = "block"
+    mask: Literal["host", "device"] = "host"
+
+
 class Candidate(Record, frozen=True):
     """One schedule that the search looked at: predicted tokens per pass and time per token, and
     for the best few what short runs measured in turns with plain decoding.
