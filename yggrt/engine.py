@@ -15,6 +15,7 @@ from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective, choose_num_rows, least_value
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
+from yggrt.core.plans import canonical, format_plan, why_invalid
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
 from yggrt.core.tree import TokenTree, clip_depth, followed, join, prune
@@ -130,7 +131,11 @@ class Engine:
                 f"graphs hold {drafter.max_expanded}",
                 "ask for less width or depth, or build with larger --drafter-widths",
             )
+        _check_plan(spec, drafter)
         self._graphs, self._cache, self._drafter = graphs, cache, drafter
+        self._plan = spec.plan
+        # Rows that are to move before the next verify pass: the length they hang on, and theirs.
+        self._unmoved: tuple[int, Sequence[int]] | None = None
         self._spec, self._grow = spec, policy_for(spec)
         self._gate = gate
         self._sampler: Sampler = greedy
@@ -183,6 +188,7 @@ class Engine:
                 "shorten the prompt, or build with a larger --max-model-len",
             )
         # The last token always runs: its outputs choose the first new one.
+        self._move_rows()
         kept = _common_prefix(ids[:-1], self._ids[: self._length]) if reuse else 0
         if reuse:
             self._drafter.rewind(kept)
@@ -214,10 +220,17 @@ class Engine:
         drafts = self._check_room()
         start = perf_counter()
         tree = self._draft() if drafts else TokenTree.single(self._ids[-1])
+        if self._plan.tail == "ahead" and tree.num_nodes > 1:
+            self._drafter.run_tail(tree)
         start = self._ended("draft", start)
+        self._move_rows()
         out = self._graphs.verify(self._cache, tree, self._length)
         self._drafter.learn(tree, out.ids)
         start = self._ended("verify", start)
+        if self._plan.head == "post_verify" and drafts:
+            rows = self._plan.head_rows
+            self._drafter.run_heads(tree, out.ids, len(out.ids) if rows == "all" else int(rows))
+            start = self._ended("draft", start)
         accepted = accept(tree, self._sampler(out), self._length + 1)
         start = self._ended("accept", start)
         self._drafter.observe(self._length, out.hidden, (0, *accepted.path))
@@ -255,6 +268,8 @@ class Engine:
             tree = join(tree, beside)
         if self.room <= max(self._spec.depth, SECOND.depth):
             tree = clip_depth(tree, self.room - 1)
+        if self._plan.prune == "off":
+            return prune(tree, self._spec.verify)
         values = sorted([trust * score for score in tree.scores[1:]], reverse=True)
         num_rows = choose_num_rows(
             values,
@@ -283,10 +298,17 @@ class Engine:
     def _commit(self, accepted: Accepted) -> None:
         # A chain's rows already lie where they belong.
         if any(row != i for i, row in enumerate(accepted.path, start=1)):
-            self._graphs.commit(self._cache, self._length, accepted.path)
+            self._unmoved = self._length, accepted.path
+            if self._plan.commit == "now":
+                self._move_rows()
         self._drafter.commit(accepted.tokens)
         self._ids.extend(accepted.tokens)
         self._length += len(accepted.tokens)
+
+    def _move_rows(self) -> None:
+        if self._unmoved is not None:
+            self._graphs.commit(self._cache, *self._unmoved)
+            self._unmoved = None
 
     def _record(self, tree: TokenTree, accepted: Accepted, drafted: bool) -> None:
         num_accepted, stats = len(accepted.path), self.stats
@@ -327,6 +349,21 @@ class Engine:
         if self.on_stage is not None:
             self.on_stage(stage, start, end)
         return end
+
+
+def _check_plan(spec: TreeSpec, drafter: Drafter) -> None:
+    """Raises RequestError for a plan that this drafter has no use for, or that cannot run here."""
+    kind = "none" if spec.policy in ("plain", "lookahead") else drafter.draft_kind
+    wanted = canonical(spec.plan, kind)
+    why = why_invalid(wanted, kind, "cpu")
+    if why is None and wanted != spec.plan:
+        same = format_plan(wanted) or "the default"
+        why = f"here it is the same as {same}, since no model with rows of its own drafts"
+    if why is not None:
+        raise RequestError(
+            f"tree {format_tree_spec(spec)}: its plan cannot be run: {why}",
+            "leave it out, or see docs/objective.md for what there is",
+        )
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

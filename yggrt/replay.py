@@ -89,7 +89,7 @@ def replay(
     Drafting and accepting are the engine's own code, so the time they take here is what they take
     in a pass.
     """
-    num_tokens = 0
+    num_tokens = num_full = 0
     host_s = 0.0
     passes: Counter[tuple[int, int]] = Counter()
     for prompt, output, hidden in recordings:
@@ -105,6 +105,8 @@ def replay(
             rows = engine.step().num_rows
             passes[min(count for count in row_counts if count >= rows), context] += 1
         num_tokens += engine.stats.num_tokens
+        accepted = engine.stats.accepted_histogram
+        num_full += sum(num for length, num in accepted.items() if length >= spec.depth)
         stages = engine.stats.stage_s
         host_s += stages["draft"] + stages["accept"]
-    return Replay(format_tree_spec(spec), num_tokens, passes, host_s)
+    return Replay(format_tree_spec(spec), num_tokens, passes, host_s, num_full)

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import bundles
+import msgspec
 import pytest
 import torch
 from drafting import decode, fill, full_tree_ids, prompts, random_tree
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from yggrt.bundle import Bundle
-from yggrt.core.schema import DRAFTER_KINDS, LmDrafter, TreeSpec
+from yggrt.core.errors import RequestError
+from yggrt.core.plans import format_plan, plans
+from yggrt.core.schema import DRAFTER_KINDS, LmDrafter, Plan, TreeSpec
 from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import lm
@@ -112,6 +115,75 @@ def test_the_verifier_agrees_with_itself(tree: str) -> None:
             assert set(done.stats.accepted_histogram) == {8}
         else:
             assert min(done.stats.accepted_histogram) >= 1
+
+
+@pytest.mark.parametrize("plan", plans("lm", "cpu"), ids=format_plan)
+def test_every_plan_grows_the_same_trees(plan: Plan) -> None:
+    """Rows that were run earlier have the bits that they would have had later."""
+    session = session_of("self1")
+    shape = "egt:width=4,depth=3,children=8,verify=13"
+    prune = msgspec.structs.replace(Plan(), prune=plan.prune)
+    for prompt in prompts(2, (2, 17)):
+        plain = decode(session, prompt, 40, plain=True)
+        same = session.generate(
+            prompt, tree=with_plan(shape, prune), max_tokens=40, ignore_eos=True, gated=False
+        )
+        done = session.generate(
+            prompt, tree=with_plan(shape, plan), max_tokens=40, ignore_eos=True, gated=False
+        )
+        assert done.ids == same.ids == plain
+        assert done.stats.accepted_histogram == same.stats.accepted_histogram
+        assert decode(session, prompt, 40, tree=with_plan(shape, plan), gated=True) == plain
+        sampled = {"temperature": 0.8, "seed": 5}
+        assert decode(session, prompt, 40, tree=with_plan(shape, plan), **sampled) == decode(
+            session, prompt, 40, plain=True, **sampled
+        )
+
+
+def with_plan(shape: str, plan: Plan) -> TreeSpec:
+    return msgspec.structs.replace(parse_tree_spec(shape), plan=plan)
+
+
+def test_what_a_plan_runs_early_does_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verifier drafts for itself, so each of eight passes accepts down to a leaf and every
+    guess of the next root is right."""
+    session, prompt = session_of("self"), prompts(1, (12,))[0]
+    drafter: Any = session._parts.drafter
+    draft, run_root = drafter._graphs.draft, drafter._run_root
+    rows: list[int] = []
+    roots: list[None] = []
+
+    def counted(cache: Any, tokens: Sequence[int], *rest: Any) -> Any:
+        rows.append(len(tokens))
+        return draft(cache, tokens, *rest)
+
+    monkeypatch.setattr(drafter._graphs, "draft", counted)
+    monkeypatch.setattr(drafter, "_run_root", lambda: (roots.append(None), run_root())[1])
+
+    def drafted(plan: str) -> tuple[list[int], int]:
+        tree = f"sequence:depth=4{plan}"
+        rows.clear()
+        roots.clear()
+        done = session.generate(prompt, tree=tree, max_tokens=41, gated=False, ignore_eos=True)
+        assert done.stats.accepted_histogram == {4: 8}
+        return rows[:], len(roots)
+
+    # The prompt runs with the first root. Three nodes, then the leaf and the bonus token together.
+    assert drafted("") == ([1, 1, 1] + 7 * [2, 1, 1, 1], 8)
+    # Three nodes, the leaf, then the bonus token alone.
+    assert drafted(";tail=ahead") == (4 * [1] + 7 * 5 * [1], 8)
+    # Three nodes, the leaf, what turns out to be the bonus token.
+    assert drafted(";tail=ahead,head=post_verify,head_rows=4") == (8 * 5 * [1], 1)
+
+
+def test_a_plan_for_another_drafter_is_refused() -> None:
+    session = load(bundles.tiny("static"))
+    with pytest.raises(RequestError) as refused:
+        session.generate([5, 6], tree="egt:width=2,depth=2;tail=ahead")
+    assert "no model with rows of its own drafts" in refused.value.message
+    with pytest.raises(RequestError) as refused:
+        session.generate([5, 6], tree="egt:width=2,depth=2;streams=2")
+    assert "streams is 2, there is 1 on cpu" in refused.value.message
 
 
 def test_up_to_the_end_of_the_context() -> None:

@@ -268,18 +268,6 @@ class LookaheadDrafter(Record, frozen=True, tag="lookahead", tag_field="kind"):
 ModelDrafter = LmDrafter | EagleDrafter
 
 
-class TreeSpec(Record, frozen=True):
-    """How a draft is shaped; `yggrt.core.spec` reads and writes its one-line form."""
-
-    policy: Literal["plain", "egt", "sequence", "static", "lookahead"]
-    width: int = 1
-    depth: int = 0
-    children: int = 1
-    verify: int = 1
-    frontier: Literal["global", "level"] = "global"
-    parents: tuple[int, ...] = ()
-
-
 class Plan(Record, frozen=True):
     """In which order, and beside what, the stages of one iteration run; `yggrt.core.plans` says
     which combinations there are.
@@ -301,6 +289,21 @@ class Plan(Record, frozen=True):
     commit: Literal["now", "beside", "remap", "deferred"] = "now"
     wait: Literal["block", "event"] = "block"
     mask: Literal["host", "device"] = "host"
+
+
+class TreeSpec(Record, frozen=True):
+    """How a draft is shaped and its stages are ordered; `yggrt.core.spec` reads and writes its
+    one-line form.
+    """
+
+    policy: Literal["plain", "egt", "sequence", "static", "lookahead"]
+    width: int = 1
+    depth: int = 0
+    children: int = 1
+    verify: int = 1
+    frontier: Literal["global", "level"] = "global"
+    parents: tuple[int, ...] = ()
+    plan: Plan = Plan()
 
 
 class Candidate(Record, frozen=True):

@@ -25,13 +25,15 @@ class Replay:
 
     `passes`: how many ran, by the row count of their graph and the length of their context;
     `num_tokens`: what they emitted, without the token that prefill gives; `host_s`: measured
-    seconds of all of them beside the verify graph, as far as a replay runs it.
+    seconds of all of them beside the verify graph, as far as a replay runs it; `num_full`: passes
+    that accepted as many tokens as the tree has levels.
     """
 
     tree: str
     num_tokens: int
     passes: Mapping[tuple[int, int], int]
     host_s: float = 0.0
+    num_full: int = 0
 
     @property
     def num_passes(self) -> int:
@@ -66,6 +68,7 @@ def combine(replays: Iterable[Replay]) -> Replay:
         sum(part.num_tokens for part in parts),
         passes,
         sum(part.host_s for part in parts),
+        sum(part.num_full for part in parts),
     )
 
 

@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+import msgspec
+
 from yggrt.core.errors import RequestError
-from yggrt.core.schema import TreeSpec
+from yggrt.core.plans import format_plan, parse_plan
+from yggrt.core.schema import Plan, TreeSpec
 
 MAX_SIZE = 1024
 EXAMPLES = (
@@ -16,6 +19,7 @@ EXAMPLES = (
     "sequence:depth=8",
     "static:parents=0/0/1/1/2/2",
     "lookahead:window=8,ngram=4,guesses=8",
+    "sequence:depth=4;tail=ahead,commit=deferred",
 )
 FRONTIERS: dict[str, Literal["global", "level"]] = {"global": "global", "level": "level"}
 KEYS = {
@@ -28,13 +32,17 @@ KEYS = {
 
 
 def parse_tree_spec(text: str) -> TreeSpec:
-    """Reads `policy:key=value,...`; raises RequestError that says what exists.
+    """Reads `policy:key=value,...`, behind a semicolon the axes of its plan that are not at their
+    defaults; raises RequestError that says what exists.
 
     egt needs width and depth (children 2 * width, verify width * depth + 1, frontier global unless
     given); sequence needs depth and static parents, and both verify all their nodes unless told
     otherwise. lookahead needs window, ngram and guesses and verifies 1 + (ngram - 1) * (window +
     guesses) rows.
     """
+    shape, semicolon, plan = text.partition(";")
+    if semicolon:
+        return msgspec.structs.replace(parse_tree_spec(shape), plan=parse_plan(plan))
     policy, _, rest = text.strip().partition(":")
     if policy not in KEYS:
         raise _bad(text, f"no tree policy {policy!r}; there are {', '.join(KEYS)}")
@@ -78,6 +86,9 @@ def parse_tree_spec(text: str) -> TreeSpec:
 
 def format_tree_spec(spec: TreeSpec) -> str:
     """The line that `parse_tree_spec` reads back as `spec`."""
+    if spec.plan != Plan():
+        shape = format_tree_spec(msgspec.structs.replace(spec, plan=Plan()))
+        return f"{shape};{format_plan(spec.plan)}"
     if spec.policy == "plain":
         return "plain"
     if spec.policy == "egt":
@@ -98,7 +109,18 @@ def format_tree_spec(spec: TreeSpec) -> str:
 
 
 def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
-    """Nodes whose children each step of growing such a tree asks for, at most; the root first."""
+    """Nodes that each step of drafting such a tree runs, at most: the root or the roots of the
+    plan first, then those whose children a growth step asks for, last the plan's tail."""
+    steps = _growth_steps(spec)
+    if not steps:
+        return ()
+    plan = spec.plan
+    roots = spec.verify if plan.head_rows == "all" else int(plan.head_rows)
+    tail = (max(spec.width, steps[-1]),) if plan.tail == "ahead" else ()
+    return (roots, *steps[1:], *tail)
+
+
+def _growth_steps(spec: TreeSpec) -> tuple[int, ...]:
     if spec.policy in ("plain", "lookahead"):
         return ()
     if spec.policy == "sequence":

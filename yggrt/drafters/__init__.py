@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from yggrt.core.plans import DraftKind
     from yggrt.core.tree import TokenTree
 
 # A token, and the probability that the verifier accepts it given that it accepted the parent.
@@ -41,7 +42,12 @@ class Drafter(Protocol):
     max_expanded: most nodes of one tree whose children can be asked for. max_model_len: most
     tokens of a context that it drafts on. Both UNLIMITED where there is no limit. second: another
     drafter, whose guesses join the tree once it is grown; it is told everything by this one.
+    draft_kind: which axes of a plan it has.
     """
+
+    @property
+    def draft_kind(self) -> DraftKind:
+        return "none"
 
     @property
     def max_expanded(self) -> int: ...
@@ -78,6 +84,16 @@ class Drafter(Protocol):
 
     def learn(self, tree: TokenTree, answers: Sequence[int]) -> None:
         """Tells the verifier's most likely token after each row of a pass that it has run."""
+        return
+
+    def run_tail(self, tree: TokenTree) -> None:
+        """Runs nodes of a grown tree that were never asked for, so that they need not run later
+        if they are accepted. Only a drafter of the kind `lm` is asked."""
+        return
+
+    def run_heads(self, tree: TokenTree, answers: Sequence[int], num: int) -> None:
+        """Runs the token that `answers` has after each of at most `num` rows of a tree, one of
+        which may be the next root. Only a drafter of the kind `lm` is asked."""
         return
 
     def commit(self, tokens: Sequence[int]) -> None:

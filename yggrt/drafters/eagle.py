@@ -16,6 +16,7 @@ import torch
 
 from yggrt.core import schema
 from yggrt.core.passes import DraftGraphs, prefill_chunks
+from yggrt.core.plans import DraftKind
 from yggrt.drafters.model import ModelDrafter, Output, Path
 
 
@@ -34,6 +35,10 @@ class EagleDrafter(ModelDrafter):
         self._observed: list[tuple[int, torch.Tensor, Sequence[int]]] = []
         # What the head predicted at each node of the tree.
         self._predicted: dict[Path, torch.Tensor] = {}
+
+    @property
+    def draft_kind(self) -> DraftKind:
+        return "eagle"
 
     def observe(self, first: int, hidden: torch.Tensor, rows: Sequence[int]) -> None:
         self._observed.append((first + 1, hidden, rows))

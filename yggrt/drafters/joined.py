@@ -12,12 +12,19 @@ from yggrt.drafters.calibrate import Recording, held_out
 if TYPE_CHECKING:
     import torch
 
+    from yggrt.core.plans import DraftKind
+    from yggrt.core.tree import TokenTree
+
 
 class JoinedDrafter(Drafter):
     """Grows trees with `first`, whose limits it has, and tells `second` all that it is told."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._first, self._second = first, second
+
+    @property
+    def draft_kind(self) -> DraftKind:
+        return self._first.draft_kind
 
     @property
     def max_expanded(self) -> int:
@@ -45,6 +52,12 @@ class JoinedDrafter(Drafter):
 
     def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
         return self._first.candidates(paths, num)
+
+    def run_tail(self, tree: TokenTree) -> None:
+        self._first.run_tail(tree)
+
+    def run_heads(self, tree: TokenTree, answers: Sequence[int], num: int) -> None:
+        self._first.run_heads(tree, answers, num)
 
     def commit(self, tokens: Sequence[int]) -> None:
         self._first.commit(tokens)

@@ -3,7 +3,8 @@
 Rows of drafted tokens that were accepted move to their place; what was emitted and never run (the
 bonus token, an accepted node of the last growth step, all of a plain pass) runs with the next
 root. So no pass depends on acceptance but the first of a tree, which has one row or two, or
-catches up after plain passes.
+catches up after plain passes. A plan may have the last step's nodes run ahead of verifying
+(`run_tail`), or what may be the next root behind it (`run_heads`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 
 from yggrt.core import schema
 from yggrt.core.passes import DraftGraphs, prefill_chunks
+from yggrt.core.plans import DraftKind
+from yggrt.core.tree import TokenTree
 from yggrt.drafters.model import ModelDrafter, Output, Path
 
 
@@ -27,20 +30,50 @@ class LmDrafter(ModelDrafter):
     def __init__(self, graphs: DraftGraphs, parameters: schema.LmDrafter, num_ids: int) -> None:
         super().__init__(graphs, parameters.temperatures)
         self._num_ids = min(num_ids, graphs.vocab_size)
+        # Logits of roots that may come.
+        self._heads: dict[Path, Output] = {}
+
+    @property
+    def draft_kind(self) -> DraftKind:
+        return "lm"
+
+    def run_tail(self, tree: TokenTree) -> None:
+        paths = _token_paths(tree)
+        # Only what hangs on nodes that were run: what joined the tree may be long.
+        missing = [path for path in paths if path not in self._rows and path[:-1] in self._rows]
+        self._run_more(missing[: self._graphs.widths[-1]])
+
+    def run_heads(self, tree: TokenTree, answers: Sequence[int], num: int) -> None:
+        paths = _token_paths(tree)
+        likely = sorted(range(tree.num_nodes), key=lambda row: (-tree.scores[row], row))
+        roots = [
+            (*paths[row], answers[row])
+            for row in likely
+            if answers[row] >= 0 and paths[row] in self._rows
+        ]
+        self._heads = self._run_more([path for path in roots if path not in self._rows][:num])
+
+    def _run_more(self, paths: Sequence[Path]) -> dict[Path, Output]:
+        """Rows for nodes whose parents have theirs, where there is room; what they gave."""
+        root, room = len(self._ids) - 1, self.max_expanded - len(self._rows)
+        within = [path for path in paths if root + len(path) < self.max_model_len][: max(0, room)]
+        return dict(zip(within, self._outputs(within), strict=True)) if within else {}
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._rows:
-            # The last token always runs again: its outputs are what the next tree begins with.
+            head = self._heads.get(tuple(tokens))
+            # Without it the last token runs again: its outputs are what the next tree begins with.
             sources = []
-            for end in range(1, len(tokens)):
+            for end in range(1, len(tokens) + (head is not None)):
                 row = self._rows.get(tuple(tokens[:end]))
                 if row is None:
                     break
                 sources.append(self._length + row)
             first = self._length + 1
-            self._length = first + len(sources)
-            self._graphs.move(self._cache, sources, range(first, self._length))
-            self._rows = {}
+            self._graphs.move(self._cache, sources, range(first, first + len(sources)))
+            self._length = first + len(sources) - (head is not None)
+            self._rows = {} if head is None else {(): 0}
+            self._root, self._heads = head, {}
         self._ids += tokens
 
     def _run_root(self) -> Output:
@@ -72,3 +105,11 @@ class LmDrafter(ModelDrafter):
     def _embeddable(self, tokens: Sequence[int]) -> list[int]:
         last = self._graphs.vocab_size - 1
         return [min(token, last) for token in tokens]
+
+
+def _token_paths(tree: TokenTree) -> list[Path]:
+    """The tokens that lead to each row, the root's left out."""
+    paths: list[Path] = [()]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths

@@ -54,6 +54,8 @@ class ModelDrafter(Drafter, ABC):
         self._ids: list[int] = []
         self._length = 0
         self._rows: dict[Path, int] = {}
+        # What a root gave that ran before it was one.
+        self._root: Output | None = None
 
     @property
     def max_expanded(self) -> int:
@@ -73,7 +75,7 @@ class ModelDrafter(Drafter, ABC):
     def rewind(self, num_tokens: int) -> None:
         del self._ids[num_tokens:]
         self._length = min(self._length, num_tokens)
-        self._rows = {}
+        self._rows, self._root = {}, None
 
     def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
         asked = [tuple(path) for path in paths]
@@ -91,7 +93,9 @@ class ModelDrafter(Drafter, ABC):
 
     def _outputs(self, paths: Sequence[Path]) -> list[Output]:
         found: dict[Path, Output] = {}
-        if () not in self._rows:
+        if self._root is not None:
+            found[()], self._root = self._root, None
+        elif () not in self._rows:
             found[()] = self._run_root()
         above = {path[:end] for path in paths for end in range(1, len(path))} - self._rows.keys()
         waves = [list(nodes) for _, nodes in groupby(sorted(above, key=len), key=len)]

@@ -1,0 +1,57 @@
+"""Schedules scored without running them."""
+
+from __future__ import annotations
+
+from fractions import Fraction as F
+from typing import Any
+
+import pytest
+
+from yggrt.core.schema import Candidate
+from yggrt.core.search import Replay
+from yggrt.core.spec import parse_tree_spec
+from yggrt.plan_costs import plan_candidates, stage_times
+
+TREE = "egt:width=4,depth=3,children=8,verify=8,frontier=global"
+# Four passes of ten tokens, two of which accepted three levels.
+REPLAY = Replay(TREE, 10, {(8, 100): 3, (4, 100): 1}, num_full=2)
+HOST: dict[str, Any] = {"draft": F(1), "accept": F(1, 2), "commit": F(1, 4)}
+
+
+def latency(rows: int, context: int) -> Any:
+    return F(10 + rows)
+
+
+def draft_step(nodes: int, context: int) -> Any:
+    return F(1) if nodes == 1 else F(2)
+
+
+def predicted(kind: Any) -> dict[str, Any]:
+    found = Candidate(tree=TREE, mean_acceptance_length=2.5, tpot_ms=F(20), speedup=F(1))  # type: ignore[arg-type]
+    candidates = plan_candidates(found, REPLAY, kind, latency, draft_step, HOST)
+    return {one.tree.partition(";")[2]: one.tpot_ms for one in candidates}
+
+
+def test_stage_times_are_those_of_the_passes() -> None:
+    times = stage_times(parse_tree_spec(TREE), REPLAY, latency, draft_step, HOST)
+    assert times.verify_s == 17
+    assert times.p_full == 0.5
+    assert (times.head_s, times.body_s, times.tail_s) == (1, 2, 1)
+    ahead = stage_times(parse_tree_spec(TREE + ";tail=ahead"), REPLAY, latency, draft_step, HOST)
+    assert ahead.tail_s == 2
+
+
+def test_plans_in_proportion_to_their_periods() -> None:
+    """By default: half a leaf 0.5, head 1, two bodies 4, host 1.75, pass 17."""
+    usual = F(1, 2) + 1 + 4 + F(7, 4) + 17
+    found = predicted("lm")
+    assert len(found) == 15
+    assert found["tail=ahead"] == pytest.approx(20 * float((usual + F(3, 2)) / usual))
+    four = found["head=post_verify,head_rows=4"]
+    assert four == pytest.approx(20 * float((usual + 1) / usual))
+    # On one thread nothing is gained by doing it later.
+    assert found["commit=deferred"] == pytest.approx(20)
+
+
+def test_without_a_model_plans_are_few() -> None:
+    assert set(predicted("eagle")) == {"commit=deferred"}

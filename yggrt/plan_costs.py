@@ -1,0 +1,82 @@
+"""What an iteration takes under each plan, from what graphs and stages of the host were measured
+to take: how the search scores schedules that it does not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from yggrt.core.plans import DraftKind, StageTimes, on_one_thread, period, plans, stages
+from yggrt.core.schema import Candidate, Plan, TreeSpec
+from yggrt.core.search import Replay
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
+
+# Seconds by rows or nodes, and context.
+Latency: TypeAlias = Callable[[int, int], float]
+
+
+def stage_times(
+    spec: TreeSpec,
+    replay: Replay,
+    latency: Latency,
+    draft_step: Latency,
+    host_s: Mapping[str, float],
+) -> StageTimes:
+    """Times of the stages of an iteration of `spec` under its plan, over the passes of a replay of
+    the same tree. `host_s`: measured seconds of a pass by stage of the host."""
+    num = replay.num_passes
+    context = round(sum(at * count for (_, at), count in replay.passes.items()) / num)
+    roots, *more = draft_steps(spec)
+    body = draft_steps(msgspec.structs.replace(spec, plan=Plan()))[-1]
+    if spec.plan.tail == "ahead":
+        tail_s = draft_step(more[-1], context)
+    else:
+        # The leaf runs with the root.
+        tail_s = draft_step(2, context) - draft_step(1, context)
+    return StageTimes(
+        head_s=draft_step(roots, context),
+        body_s=draft_step(body, context) if spec.depth > 1 else 0,
+        tail_s=tail_s,
+        # Growing and pruning in Python.
+        prune_s=host_s.get("draft", 0),
+        mask_s=0,
+        verify_s=sum(count * latency(*key) for key, count in replay.passes.items()) / num,
+        accept_s=host_s.get("accept", 0),
+        commit_s=host_s.get("commit", 0),
+        p_full=replay.num_full / num,
+    )
+
+
+def plan_candidates(
+    found: Candidate,
+    replay: Replay,
+    kind: DraftKind,
+    latency: Latency,
+    draft_step: Latency,
+    host_s: Mapping[str, float],
+) -> list[Candidate]:
+    """The tree of `found` under every other plan that verifies the same rows, time per token by
+    the periods of the plans. `replay` is the one that `found` was made of."""
+    tree = parse_tree_spec(found.tree)
+
+    def seconds(plan: Plan) -> float:
+        spec = msgspec.structs.replace(tree, plan=plan)
+        times = stage_times(spec, replay, latency, draft_step, host_s)
+        return period(on_one_thread(stages(plan, spec.depth, times)))
+
+    default_s = seconds(tree.plan)
+    candidates = []
+    for plan in plans(kind, "cpu"):
+        if plan != tree.plan and plan.prune == tree.plan.prune:
+            ratio = seconds(plan) / default_s
+            candidates.append(
+                msgspec.structs.replace(
+                    found,
+                    tree=format_tree_spec(msgspec.structs.replace(tree, plan=plan)),
+                    tpot_ms=found.tpot_ms * ratio,
+                    speedup=found.speedup / ratio,
+                )
+            )
+    return candidates
