@@ -94,6 +94,7 @@ def start_session(
             objective=Objective(schedule.objective, schedule.rate),
             # Libraries of earlier versions lack it.
             keyed_select=getattr(graphs.operators, "keyed_select", None),
+            ranks=schedule.ranks,
         ),
         text=load_text(bundle),
         eos_ids=manifest.model.eos_ids,

@@ -320,6 +320,9 @@ class RankAcceptance(Record, frozen=True):
         )
 
 
+UNMEASURED = RankAcceptance()
+
+
 class Candidate(Record, frozen=True):
     """One schedule that the search looked at: predicted tokens per pass and time per token, and
     for the best few what short runs measured in turns with plain decoding.
@@ -358,7 +361,7 @@ class Schedule(Record, frozen=True):
     stage_s: dict[str, float] = {}
     recordings: tuple[Golden, ...] = ()
     ngram: NgramDrafter | None = None
-    ranks: RankAcceptance = RankAcceptance()
+    ranks: RankAcceptance = UNMEASURED
 
 
 class TextInfo(Record, frozen=True):

@@ -20,6 +20,8 @@ from yggrt.drafters import Drafter
 # Context length at which passes are weighed where a shape is chosen for good.
 MIDDLING_CONTEXT = 256
 
+# Of a policy's specs, in their order, each with what reads its value.
+Keys: TypeAlias = Mapping[str, Convert]
 Grow: TypeAlias = Callable[[int, TreeSpec, Drafter, float], TokenTree]
 
 
@@ -62,7 +64,7 @@ class Room:
 class Policy(ABC):
     """One way to shape trees. Has no state: what it does depends on its arguments alone."""
 
-    keys: ClassVar[Mapping[str, Convert]] = {}
+    keys: ClassVar[Keys] = {}
     example: ClassVar[str]
 
     @abstractmethod
@@ -115,12 +117,14 @@ def resolve(spec: TreeSpec, measured: Measured) -> TreeSpec:
 
 
 def settings_of(name: str, room: Room) -> list[TreeSpec]:
-    """Specs of a policy to choose the best of, without those that the room cannot hold."""
+    """Specs of a policy to choose the best of, without those that the room cannot hold and trees
+    of which it holds no more than the root."""
     policy: Policy = find_policy(name)
     return [
         spec
         for spec in dict.fromkeys(policy.settings(room))
         if spec.verify <= room.max_rows
+        and (spec.verify > 1 or not spec.depth)
         and spec.depth <= room.max_depth
         and sum(policy.steps(spec)) <= room.max_expanded
     ]

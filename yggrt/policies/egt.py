@@ -10,13 +10,14 @@ children alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import DEPTHS, WIDTHS
 from yggrt.core.spec import Values, choice, size
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
-from yggrt.policies import Policy, Room
+from yggrt.policies import Keys, Policy, Room
 
 
 def grow(
@@ -78,7 +79,7 @@ def growth_steps(spec: TreeSpec) -> tuple[int, ...]:
 class EqualGrowth(Policy):
     """`width` nodes more with each of `depth` steps, the best of `children` candidates a node."""
 
-    keys = {
+    keys: ClassVar[Keys] = {
         "width": size(),
         "depth": size(),
         "children": size(),

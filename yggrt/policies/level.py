@@ -8,19 +8,20 @@ probability are expanded to `width` children each; all of these are candidates, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import DEPTHS, WIDTHS
 from yggrt.core.spec import Values, size
 from yggrt.core.tree import TokenTree, prune
 from yggrt.drafters import Drafter
-from yggrt.policies import Policy, Room, egt
+from yggrt.policies import Keys, Policy, Room, egt
 
 
 class Level(Policy):
     """At most 1 + width + (depth - 1) * width^2 candidates, of which `verify` are kept."""
 
-    keys = {"width": size(), "depth": size(), "verify": size(2)}
+    keys: ClassVar[Keys] = {"width": size(), "depth": size(), "verify": size(2)}
     example = "level:width=4,depth=4,verify=16"
 
     def read(self, values: Values) -> TreeSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import TreeSpec
@@ -11,14 +12,14 @@ from yggrt.core.spec import Values, size
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
 from yggrt.drafters.lookahead import LookaheadDrafter
-from yggrt.policies import Policy, Room
+from yggrt.policies import Keys, Policy, Room
 
 
 class Lookahead(Policy):
     """At most 1 + depth * (width + children) rows: a window of `width` columns and `depth` levels,
     `children` guesses. Grows nothing for a drafter without a window, with RequestError."""
 
-    keys = {"window": size(), "ngram": size(2), "guesses": size()}
+    keys: ClassVar[Keys] = {"window": size(), "ngram": size(2), "guesses": size()}
     example = "lookahead:window=8,ngram=4,guesses=8"
 
     def read(self, values: Values) -> TreeSpec:
@@ -39,7 +40,7 @@ class Lookahead(Policy):
     ) -> TokenTree:
         if not isinstance(drafter, LookaheadDrafter):
             raise RequestError(
-                "the tree policy lookahead wants the drafter of that name, this bundle has another",
+                "the tree policy lookahead wants the drafter of that name, the bundle has another",
                 "build one with --drafter lookahead",
             )
         return drafter.tree(spec.width, spec.depth, spec.children)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import ClassVar
 
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import Values, size
 from yggrt.core.static_trees import medusa_order, path_parents
-from yggrt.policies import Measured, Room
+from yggrt.policies import Keys, Measured, Room
 from yggrt.policies.static import FixedShape, with_shape
 
 
 class Medusa(FixedShape):
     """`nodes` drafted nodes, fewer where fewer have a chance."""
 
-    keys = {"nodes": size()}
+    keys: ClassVar[Keys] = {"nodes": size()}
     example = "medusa:nodes=15"
 
     def read(self, values: Values) -> TreeSpec:

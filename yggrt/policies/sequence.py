@@ -1,6 +1,6 @@
 """Sequence: a chain of the drafter's best guesses, of a fixed or an adaptive length.
 
-Fixed is vLLM's `num_speculative_tokens`. Adaptive is the static threshold of assisted generation in
+Fixed is vLLM's `num_speculative_tokens`. Adaptive is the threshold of assisted generation in
 transformers (`assistant_confidence_threshold`; Mamou et al., "Dynamic Speculation Lookahead",
 arXiv 2405.04304): the chain ends behind the first token of which the drafter was less sure.
 """
@@ -8,13 +8,14 @@ arXiv 2405.04304): the chain ends behind the first token of which the drafter wa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import DEPTHS
 from yggrt.core.spec import Values, share, size
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
-from yggrt.policies import Policy, Room
+from yggrt.policies import Keys, Policy, Room
 
 CONFIDENCES = ("0.4", "0.6")
 
@@ -24,7 +25,7 @@ class Sequence(Policy):
     whose own probability is below `confidence`, or where the next node's path probability is
     below the engine's least."""
 
-    keys = {"depth": size(), "confidence": share, "verify": size(2)}
+    keys: ClassVar[Keys] = {"depth": size(), "confidence": share, "verify": size(2)}
     example = "sequence:depth=8"
 
     def read(self, values: Values) -> TreeSpec:

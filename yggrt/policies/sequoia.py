@@ -7,11 +7,12 @@ a number of levels, and the choice of both by what a pass of them takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import Values, size
 from yggrt.core.static_trees import Parents, fastest_sequoia_tree
-from yggrt.policies import Measured, Room
+from yggrt.policies import Keys, Measured, Room
 from yggrt.policies.static import FixedShape, inner_nodes, with_shape
 
 
@@ -19,7 +20,7 @@ class Sequoia(FixedShape):
     """`rows` and `levels`, the root's included in both; what is left out is chosen by measured
     times, rows among those of the graphs."""
 
-    keys = {"rows": size(2), "levels": size(2)}
+    keys: ClassVar[Keys] = {"rows": size(2), "levels": size(2)}
     example = "sequoia:rows=16"
 
     def read(self, values: Values) -> TreeSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
+from typing import ClassVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from yggrt.core.spec import MAX_SIZE, Values, size, sizes
 from yggrt.core.static_trees import Parents, depths, specinfer_tree
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Candidate, Drafter
-from yggrt.policies import Policy, Room
+from yggrt.policies import Keys, Policy, Room
 
 # Of Miao et al. (arXiv 2305.09781) the first; the others are of its kind, small to large.
 EXPANSIONS = (
@@ -97,7 +98,7 @@ def parents_of(text: str) -> Parents:
 class Static(FixedShape):
     """The parents are given."""
 
-    keys = {"parents": parents_of, "verify": size(2)}
+    keys: ClassVar[Keys] = {"parents": parents_of, "verify": size(2)}
     example = "static:parents=0/0/1/1/2/2"
 
     def read(self, values: Values) -> TreeSpec:
@@ -112,7 +113,7 @@ class Static(FixedShape):
 class SpecInfer(FixedShape):
     """Every leaf of step i gets expansion[i] children (Miao et al., arXiv 2305.09781)."""
 
-    keys = {"expansion": sizes}
+    keys: ClassVar[Keys] = {"expansion": sizes}
     example = "specinfer:expansion=1/1/3/1"
 
     def read(self, values: Values) -> TreeSpec:
