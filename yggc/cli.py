@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggc.simulate_cli import simulate, traces
 from yggc.train_cli import train
 from yggrt import __version__
 from yggrt.terminal import (
@@ -45,6 +46,8 @@ app = typer.Typer(
 )
 
 app.add_typer(train)
+app.command()(traces)
+app.command()(simulate)
 
 Recipe = Annotated[
     Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")
@@ -465,6 +468,31 @@ def compare(
         list[int] | None,
         typer.Option(help="Also time the first token after so many (repeatable)."),
     ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of libraries, tree policies of one bundle: names, or all.",
+            metavar="NAME,NAME",
+        ),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="With --policies (repeatable; default: 0, 0.6).", min=0),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="With --policies: continue the first so many tokens of each prompt's text.",
+            min=1,
+        ),
+    ] = None,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="With --policies: rows to verify at most (repeatable; default: 8, 16, 32, 64).",
+            min=2,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.md")
     ] = None,
@@ -472,8 +500,9 @@ def compare(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Times bundles beside transformers, llama.cpp and OpenVINO on the same model and prompts."""
-    from yggc.compare.options import check_baselines, check_output
+    """Times bundles beside transformers, llama.cpp and OpenVINO on the same model and prompts, or
+    with --policies the ways to shape trees of one bundle."""
+    from yggc.compare.options import check_baselines, check_one_bundle, check_output
     from yggc.host import default_work_dir
     from yggc.workdir import WorkDir
     from yggrt.busy import warning
@@ -481,6 +510,36 @@ def compare(
     baselines = check_baselines(baseline)
     if output is not None:
         check_output(output)
+    beside = {
+        "--source": source,
+        "--drafter-source": drafter_source,
+        "--baseline": baseline,
+        "--lookup": lookup,
+        "--prefill": prefill,
+    }
+    of_policies = {
+        "--temperature": temperature,
+        "--prompt-tokens": prompt_tokens,
+        "--budget": budget,
+    }
+    names = check_one_bundle(policies, len(files), beside, of_policies)
+    if names:
+        from yggc.compare.policies_command import run_policies
+
+        run_policies(
+            files[0],
+            names,
+            prompts=tuple(prompts or ()),
+            limit=limit,
+            prompt_tokens=prompt_tokens,
+            num_tokens=max_tokens,
+            temperatures=tuple(temperature or (0.0, 0.6)),
+            budgets=tuple(budget or (8, 16, 32, 64)),
+            num_threads=threads,
+            output=output,
+            as_json=as_json,
+        )
+        return
     _quiet_libraries(as_json)
 
     from yggc.compare.report import markdown

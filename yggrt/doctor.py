@@ -143,6 +143,7 @@ def examine(
         manifest.model.eos_ids,
         MEASURE_S,
         progress,
+        schedule.ranks,
     )
     processor_s = time.process_time() - processor_s
     wall_s = time.perf_counter() - wall_s

@@ -122,7 +122,7 @@ class Engine:
             raise RequestError(
                 f"tree {format_tree_spec(spec)} verifies {spec.verify} rows, "
                 f"the largest graph holds {largest}",
-                f"ask for verify={largest} or less, or build with a larger bucket",
+                f"ask for verify={largest} or less, or build with --max-verify {spec.verify}",
             )
         expanded = sum(draft_steps(spec))
         if expanded > drafter.max_expanded:

@@ -17,7 +17,7 @@ from yggrt.core import schema
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import Objective
 from yggrt.core.passes import DraftGraphs
-from yggrt.core.schema import TunedFor
+from yggrt.core.schema import TreeSpec, TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.drafters.joined import JoinedDrafter
@@ -77,28 +77,48 @@ def start_session(
 ) -> Session:
     """Checks that an open bundle fits this machine and loads it; `on_note` hears warnings."""
     manifest = bundle.manifest
+    spec = parse_tree_spec(tree if tree is not None else manifest.schedule.tree)
+    parts = load_parts(bundle, cache, num_threads=num_threads, mapped=mapped, on_note=on_note)
+    return open_session(bundle, parts, spec)
+
+
+def open_session(bundle: Bundle, parts: Parts, spec: TreeSpec) -> Session:
+    """A session over parts of the bundle; `spec` is that of requests that name none."""
+    return Session(
+        parts,
+        text=load_text(bundle),
+        eos_ids=bundle.manifest.model.eos_ids,
+        vocab_size=bundle.manifest.model.vocab_size,
+        tree=spec,
+    )
+
+
+def load_parts(
+    bundle: Bundle,
+    cache: Cache,
+    *,
+    num_threads: int | None,
+    mapped: bool,
+    on_note: Callable[[str], None],
+) -> Parts:
+    """As `start_session`, what a session is made of."""
+    manifest = bundle.manifest
     schedule = manifest.schedule
-    spec = parse_tree_spec(tree if tree is not None else schedule.tree)
     for note in check_target(manifest.target, host_target()):
         on_note(note)
     num_threads = choose_threads(num_threads, manifest.target.tuned_for)
     graphs = load_graphs(bundle, cache, num_threads=num_threads, mapped=mapped, on_note=on_note)
     latency = LatencyTable.of(manifest.latency, manifest.graphs)
-    return Session(
-        Parts(
-            graphs=graphs,
-            drafter=load_drafter(bundle, cache),
-            latency=latency,
-            draft_step=latency.draft_step,
-            rest_s=schedule.rest_s,
-            objective=Objective(schedule.objective, schedule.rate),
-            # Libraries of earlier versions lack it.
-            keyed_select=getattr(graphs.operators, "keyed_select", None),
-        ),
-        text=load_text(bundle),
-        eos_ids=manifest.model.eos_ids,
-        vocab_size=manifest.model.vocab_size,
-        tree=spec,
+    return Parts(
+        graphs=graphs,
+        drafter=load_drafter(bundle, cache),
+        latency=latency,
+        draft_step=latency.draft_step,
+        rest_s=schedule.rest_s,
+        objective=Objective(schedule.objective, schedule.rate),
+        # Libraries of earlier versions lack it.
+        keyed_select=getattr(graphs.operators, "keyed_select", None),
+        ranks=schedule.ranks,
     )
 
 

@@ -47,6 +47,20 @@ class Prompt:
         return text.encode("\n".join([*parts, turns[-1]]))
 
 
+def beginnings(text: Text, prompts: Sequence[Prompt], num_tokens: int) -> list[list[int]]:
+    """The first `num_tokens` ids of each prompt as raw text, for continuations; those that are
+    shorter are left out. Raises RequestError if that leaves none."""
+    encoded = [text.encode(prompt.text) for prompt in prompts]
+    kept = [ids[:num_tokens] for ids in encoded if len(ids) >= num_tokens]
+    if not kept:
+        raise RequestError(
+            f"none of {len(prompts)} prompts has {num_tokens} tokens, the longest has "
+            f"{max(map(len, encoded))}",
+            "ask for fewer --prompt-tokens, or give longer texts, one a line",
+        )
+    return kept
+
+
 def read_prompt_files(paths: Sequence[Path], limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of each file; a prompt without a category has its file's name."""
     return [prompt for path in paths for prompt in read_prompts(path, path.stem)[:limit]]

@@ -39,10 +39,28 @@ def bundle_folds(
     """
     manifest = bundle.manifest
     parameters = manifest.schedule.drafter
-    ngram = manifest.schedule.ngram
     recordings = [
         Recording(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings
     ]
+    if recordings or not isinstance(parameters, NgramParameters):
+        return folds_of(manifest, graphs, recordings, draft)
+    prompts, drafter = _other_prompts(bundle, graphs, parameters)
+    answers, _ = record_answers(
+        graphs, drafter, prompts, NUM_TOKENS, manifest.model.eos_ids,
+        budget_s=budget_s, on_answer=lambda: progress("decode prompts"),
+    )  # fmt: skip
+    return [(drafter, answers)]
+
+
+def folds_of(
+    manifest: Manifest,
+    graphs: Graphs,
+    recordings: list[Recording],
+    draft: DraftGraphs | None = None,
+) -> list[Fold]:
+    """The answers to calibration prompts, each with a drafter of the bundle's kind that does not
+    know it; hidden states are made anew where the drafter reads them."""
+    parameters, ngram = manifest.schedule.drafter, manifest.schedule.ngram
     if isinstance(parameters, LookaheadParameters):
         return [(LookaheadDrafter(), recordings)]
     if not isinstance(parameters, NgramParameters):
@@ -53,14 +71,7 @@ def bundle_folds(
         return (
             [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
         )
-    if recordings:
-        return list(held_out(parameters, recordings))
-    prompts, drafter = _other_prompts(bundle, graphs, parameters)
-    answers, _ = record_answers(
-        graphs, drafter, prompts, NUM_TOKENS, manifest.model.eos_ids,
-        budget_s=budget_s, on_answer=lambda: progress("decode prompts"),
-    )  # fmt: skip
-    return [(drafter, answers)]
+    return list(held_out(parameters, recordings))
 
 
 def _other_prompts(

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from yggrt.core.accept import Choose, greedy
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import KvCache, PassOutput
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import Replay
 from yggrt.core.spec import format_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters import Drafter
+from yggrt.drafters import Drafter, Noise
 from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Engine
 from yggrt.gate import Gate
@@ -73,6 +74,16 @@ class RecordedGraphs:
         return PassOutput(ids, nothing, hidden, nothing)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedSampler:
+    """Takes what was recorded, which was chosen with `noise`; None where it was greedy."""
+
+    noise: Noise | None
+
+    def __call__(self, out: PassOutput) -> Choose:
+        return greedy(out)
+
+
 def replay(
     drafter: Drafter,
     spec: TreeSpec,
@@ -83,8 +94,10 @@ def replay(
     gate: Gate,
     objective: Objective = RATIO,
     draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
+    noise: Noise | None = None,
 ) -> Replay:
-    """What `spec` does over recordings; outputs of less than two tokens need no pass.
+    """What `spec`, a resolved one, does over recordings; outputs of less than two tokens need no
+    pass. `noise`: what their tokens were chosen with, None for greedy ones.
 
     Drafting and accepting are the engine's own code, so the time they take here is what they take
     in a pass.
@@ -99,7 +112,7 @@ def replay(
         engine = Engine(
             graphs, graphs, drafter, spec, latency, rest_s, gate, objective, draft_step
         )
-        engine.start(prompt)
+        engine.start(prompt, sampler=RecordedSampler(noise))
         while engine.room:
             context = len(engine.ids) - 1
             rows = engine.step().num_rows

@@ -17,7 +17,15 @@ import torch
 
 from yggrt.core.objective import RATIO, Form, Objective
 from yggrt.core.passes import Graphs, prefill_chunks
-from yggrt.core.schema import Candidate, Golden, ModelDrafter, Schedule, TreeSpec
+from yggrt.core.schema import (
+    UNMEASURED,
+    Candidate,
+    Golden,
+    ModelDrafter,
+    RankAcceptance,
+    Schedule,
+    TreeSpec,
+)
 from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.core.search import (
@@ -32,10 +40,12 @@ from yggrt.core.search import (
     search_schedule,
 )
 from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
-from yggrt.drafters import Drafter
+from yggrt.drafters import UNLIMITED, Drafter
 from yggrt.drafters.calibrate import Recording
+from yggrt.drafters.rank_acceptance import measure_ranks
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate, RunningGate
+from yggrt.policies import MIDDLING_CONTEXT, Measured, resolve
 from yggrt.replay import replay
 
 Fold: TypeAlias = tuple[Drafter, Sequence[Recording]]
@@ -43,8 +53,6 @@ Latency: TypeAlias = Callable[[int, int], float]
 
 NUM_MEASURED = 5
 NUM_REFINED = 4
-# Tokens of context at which the drafting of a tree is taken out of what was measured.
-MIDDLING_CONTEXT = 256
 # Tokens of a prompt that the measured runs decode; the recordings say what they will be.
 MEASURED_TOKENS = 32
 
@@ -107,10 +115,16 @@ class Costs:
     unseen_s: float
     draft_step: Latency = lambda num_nodes, context: 0.0
 
-    def draft_s(self, tree: str) -> float:
+    def draft_s(self, spec: TreeSpec) -> float:
         """Seconds that a model takes to draft a tree, at a middling context."""
-        steps = draft_steps(parse_tree_spec(tree))
-        return sum(self.draft_step(num, MIDDLING_CONTEXT) for num in steps)
+        return sum(self.draft_step(num, MIDDLING_CONTEXT) for num in draft_steps(spec))
+
+    def measured(self, ranks: RankAcceptance, graphs: Graphs, folds: Sequence[Fold]) -> Measured:
+        """What shapes are chosen by."""
+        max_expanded = min((drafter.max_expanded for drafter, _ in folds), default=UNLIMITED)
+        return Measured(
+            ranks, graphs.row_counts, max_expanded, self.latency, self.rest_s, self.draft_step
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +237,10 @@ def find_schedule(
     `trees` None searches; given ones are all that is looked at, and a single one is taken
     whatever is measured. `buckets`: row counts that a tree may be pruned to.
     """
-    search = _Search(graphs, folds, costs, limits, progress)
+    progress("acceptance by rank")
+    ranks = measure_ranks(folds)
+    measured = costs.measured(ranks, graphs, folds)
+    search = _Search(graphs, folds, costs, limits, progress, measured)
     # What a window asks the verifier was not recorded: such trees are measured alone.
     windows = [format_tree_spec(tree) for tree in trees or () if tree.policy == "lookahead"]
     if trees is not None:
@@ -245,11 +262,13 @@ def find_schedule(
     # Where there is no choice the numbers are for the record.
     measure_s = limits.measure_s / (4 if trees is not None and len(trees) == 1 else 1)
     chosen += windows
-    runs = measure_trees(graphs, folds, chosen, costs, objective, eos_ids, measure_s, progress)
+    runs = measure_trees(
+        graphs, folds, chosen, costs, objective, eos_ids, measure_s, progress, ranks
+    )
     candidates += tuple(_measured_alone(tree, runs) for tree in windows if tree in runs)
     candidates = tuple(_with_measured(one, runs) for one in candidates)
-    measured = [one for one in candidates if one.measured_tpot_ms is not None]
-    winner = min(measured or candidates, key=lambda one: one.measured_tpot_ms or one.tpot_ms)
+    ran = [one for one in candidates if one.measured_tpot_ms is not None]
+    winner = min(ran or candidates, key=lambda one: one.measured_tpot_ms or one.tpot_ms)
     tree = format_tree_spec(trees[0]) if trees is not None and len(trees) == 1 else winner.tree
     taken = runs.get(tree)
     shortlist = [one for one in candidates if one.tree in (*chosen, PLAIN)]
@@ -257,7 +276,7 @@ def find_schedule(
         tree=tree,
         drafter=shipped,
         ngram=ngram,
-        rest_s=max(0.0, taken.host_s - costs.draft_s(tree)) if taken else costs.rest_s,
+        rest_s=_rest_s(taken, costs, resolve(parse_tree_spec(tree), measured)),
         buckets=_buckets_of(tree, search, graphs.row_counts),
         candidates=tuple(sorted(shortlist, key=lambda one: one.measured_tpot_ms or one.tpot_ms)),
         objective=form if objective is not RATIO else "ratio",
@@ -267,7 +286,12 @@ def find_schedule(
             Golden(prompt_ids=tuple(one.prompt), output_ids=tuple(one.output))
             for one in _in_turns(folds)
         ),
+        ranks=ranks,
     )
+
+
+def _rest_s(taken: Run | None, costs: Costs, spec: TreeSpec) -> float:
+    return costs.rest_s if taken is None else max(0.0, taken.host_s - costs.draft_s(spec))
 
 
 class _Search:
@@ -280,9 +304,11 @@ class _Search:
         costs: Costs,
         limits: Limits,
         progress: Callable[[str], None],
+        measured: Measured,
     ) -> None:
         total = sum(len(one.output) for _, recordings in folds for one in recordings)
         self._graphs, self._costs, self._progress = graphs, costs, progress
+        self._measured = measured
         self._folds = _thinned(folds, max(1, round(total / limits.replay_tokens)))
         self._end_s = perf_counter() + limits.replay_s
         self.replays: dict[str, Replay] = {}
@@ -303,9 +329,10 @@ class _Search:
             if spec.policy == PLAIN or (self.replays and perf_counter() > self._end_s):
                 continue
             self._progress(tree)
+            shaped = resolve(spec, self._measured)
             self.replays[tree] = combine(
                 replay(
-                    drafter, spec, recordings, self._graphs.row_counts, self._costs.latency,
+                    drafter, shaped, recordings, self._graphs.row_counts, self._costs.latency,
                     self._costs.rest_s, RunningGate(), objective, self._costs.draft_step,
                 )
                 for drafter, recordings in folds
@@ -334,12 +361,15 @@ def measure_trees(
     eos_ids: Collection[int],
     budget_s: float,
     progress: Callable[[str], None] = lambda text: None,
+    ranks: RankAcceptance = UNMEASURED,
 ) -> dict[str, Run]:
     """Short runs of recorded prompts with each tree and with plain decoding, in turns: plain, the
     trees, the trees backwards, plain. Of the two runs of a prompt the quicker counts, since
-    disturbances only add. No prompt begins after `budget_s`, but for the first.
+    disturbances only add. No prompt begins after `budget_s`, but for the first. `ranks`: what
+    shapes are chosen by.
     """
     start, cache = perf_counter(), graphs.new_cache()
+    measured = costs.measured(ranks, graphs, folds)
     ways = [PLAIN, *trees]
     total = {way: Run() for way in ways}
     engines: dict[tuple[str, int], Engine] = {}
@@ -347,8 +377,9 @@ def measure_trees(
     def engine(way: str, fold: int) -> Engine:
         if (way, fold) not in engines:
             engines[way, fold] = Engine(
-                graphs, cache, folds[fold][0], parse_tree_spec(way), costs.latency, costs.rest_s,
-                RunningGate(), objective=objective, draft_step=costs.draft_step,
+                graphs, cache, folds[fold][0], resolve(parse_tree_spec(way), measured),
+                costs.latency, costs.rest_s, RunningGate(), objective=objective,
+                draft_step=costs.draft_step,
             )  # fmt: skip
         return engines[way, fold]
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Unpack
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
-from yggrt.core.schema import TreeSpec
+from yggrt.core.schema import UNMEASURED, RankAcceptance, TreeSpec
 from yggrt.core.spec import format_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
 from yggrt.output import FinishReason, Output
+from yggrt.policies import Measured, resolve
 from yggrt.request import PLAIN, Options, Request
 from yggrt.stats import Stats
 from yggrt.template import Message
@@ -69,7 +70,8 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an engine is made of besides its tree (see Engine), and the operator that quickens
-    draws, None where the bundle's library has none.
+    draws, None where the bundle's library has none. `ranks`: how the drafter's candidates fare,
+    which some trees take their shape from.
     """
 
     graphs: Graphs
@@ -79,6 +81,21 @@ class Parts:
     objective: Objective = RATIO
     draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0
     keyed_select: KeyedSelect | None = None
+    ranks: RankAcceptance = UNMEASURED
+
+    def resolve(self, spec: TreeSpec) -> TreeSpec:
+        """The spec with its shape; see `yggrt.policies.resolve`."""
+        return resolve(
+            spec,
+            Measured(
+                ranks=self.ranks,
+                row_counts=self.graphs.row_counts,
+                max_expanded=self.drafter.max_expanded,
+                latency=self.latency,
+                rest_s=self.rest_s,
+                draft_step=self.draft_step,
+            ),
+        )
 
 
 class Session:
@@ -274,7 +291,7 @@ class Session:
                 parts.graphs,
                 self._cache,
                 parts.drafter,
-                spec,
+                parts.resolve(spec),
                 latency,
                 parts.rest_s,
                 gate,

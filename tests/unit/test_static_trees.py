@@ -9,8 +9,10 @@ from fractions import Fraction as F
 import pytest
 
 from yggrt.core.static_trees import (
-    best_sequoia_tree,
+    depths,
+    fastest_sequoia_tree,
     medusa_order,
+    path_parents,
     ranks,
     sequoia_tree,
     specinfer_tree,
@@ -45,10 +47,7 @@ def test_sequoia_first_branches_at_five_rows() -> None:
 def test_sequoia_on_three_levels(num_rows: int, tokens: F) -> None:
     found, parents = sequoia_tree(P, num_rows, 3)
     assert found == tokens == tree_tokens(parents, P)
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent] + 1)
-    assert max(depths) <= 2
+    assert max(depths(parents)) <= 2
 
 
 def greedy_tokens(acceptance: tuple[F, ...], num_nodes: int, max_depth: int) -> F:
@@ -95,19 +94,26 @@ def test_sizes_that_no_tree_has_are_refused() -> None:
 
 
 def test_the_fastest_sequoia_tree_weighs_rows_and_depth() -> None:
-    assert best_sequoia_tree(P, 8, 8, lambda rows, depth: F(1)) == (
+    sizes = range(1, 9)
+    assert fastest_sequoia_tree(P, sizes, [8], lambda parents: F(1)) == (
         TOKENS[7],
         sequoia_tree(P, 8)[1],
     )
-    rate, parents = best_sequoia_tree(P, 8, 8, lambda rows, depth: F(10) + 3 * depth)
+    rate, parents = fastest_sequoia_tree(
+        P, sizes, sizes, lambda parents: F(10) + 3 * max(depths(parents))
+    )
     assert rate == max(
-        sequoia_tree(P, rows, levels)[0] / (10 + 3 * (levels - 1))
-        for rows in range(1, 9)
+        tokens / (10 + 3 * max(depths(parents)))
+        for rows in sizes
         for levels in range(1, rows + 1)
         if rows <= sum(3**i for i in range(levels))
+        for tokens, parents in [sequoia_tree(P, rows, levels)]
     )
     assert parents
-    assert best_sequoia_tree(P, 8, 8, lambda rows, depth: F(rows) ** 2) == (1, ())
+    alone = fastest_sequoia_tree(P, sizes, sizes, lambda parents: F(len(parents) + 1) ** 2)
+    assert alone == (1, ())
+    with pytest.raises(ValueError, match="no tree of that size"):
+        fastest_sequoia_tree(P, [5], [2], lambda parents: F(1))
 
 
 def test_specinfer_expansions() -> None:
@@ -125,3 +131,4 @@ def test_medusa_takes_nodes_by_value() -> None:
     totals = list(itertools.accumulate((value for _, value in order), initial=F(1)))
     assert totals[1:] == [F(x) for x in ("1.5", "1.7", "1.9", "2.0", "2.08", "2.155")]
     assert 1 + sum(value for _, value in medusa_order(heads, 99)) == F(56, 25)
+    assert path_parents([path for path, _ in order]) == (0, 0, 1, 0, 2, 1)

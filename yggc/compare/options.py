@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from yggc.compare.protocol import BASELINES, Library
+from yggc.policies import check_policies
 from yggrt.core.errors import RequestError
 
 
@@ -28,3 +29,26 @@ def check_output(path: Path) -> None:
         raise RequestError(
             f"{path}: no page can be written there", "give a file in a folder that exists"
         )
+
+
+def check_one_bundle(
+    policies: str | None,
+    num_bundles: int,
+    beside: Mapping[str, object],
+    of_policies: Mapping[str, object],
+) -> tuple[str, ...]:
+    """The policies to compare, none for a comparison of libraries. `beside`: what only the one
+    takes by flag, `of_policies` the other; None where it was not given."""
+    names = check_policies(policies)
+    for flag, value in (beside if names else of_policies).items():
+        if value is not None:
+            wanted = "without" if names else "with"
+            raise RequestError(
+                f"{flag} is given {'with' if names else 'without'} --policies",
+                f"it goes {wanted} --policies",
+            )
+    if names and num_bundles != 1:
+        raise RequestError(
+            f"--policies and {num_bundles} bundles, wanted one", "compare them one after another"
+        )
+    return names

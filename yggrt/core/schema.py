@@ -294,16 +294,58 @@ class Plan(Record, frozen=True):
 class TreeSpec(Record, frozen=True):
     """How a draft is shaped and its stages are ordered; `yggrt.core.spec` reads and writes its
     one-line form.
+
+    `policy` is the name of an installed one. `options`: what its text says beside the fields, by
+    key. `parents`: the shape, where it is fixed; of a policy that takes it from measured
+    acceptance it is empty until it is resolved (`yggrt.policies.resolve`).
     """
 
-    policy: Literal["plain", "egt", "sequence", "static", "lookahead"]
+    policy: str
     width: int = 1
     depth: int = 0
     children: int = 1
     verify: int = 1
     frontier: Literal["global", "level"] = "global"
     parents: tuple[int, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
     plan: Plan = Plan()
+
+
+class RankAcceptance(Record, frozen=True):
+    """How a drafter's candidates fare by rank. `shares[d][r]`: share of the nodes at depth d,
+    reached by right tokens among its candidates, whose candidate of rank r (0 is the best) is the
+    verifier's choice; `num_tests[d]`: how many such nodes. Empty where nothing was measured.
+    """
+
+    shares: tuple[tuple[float, ...], ...] = ()
+    num_tests: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.shares) != len(self.num_tests):
+            raise ValueError(
+                f"{len(self.shares)} depths of shares and {len(self.num_tests)} of tests"
+            )
+        for row in self.shares:
+            if not all(0 <= one <= 1 for one in row) or sum(row) > 1 + 1e-6:
+                raise ValueError(f"shares by rank are {row}, wanted numbers that add up to 1")
+
+    @property
+    def pooled(self) -> tuple[float, ...]:
+        """Shares by rank over all depths."""
+        total = sum(self.num_tests)
+        ranks = max((len(row) for row in self.shares), default=0)
+        return tuple(
+            sum(
+                num * row[rank]
+                for num, row in zip(self.num_tests, self.shares, strict=True)
+                if rank < len(row)
+            )
+            / total
+            for rank in range(ranks if total else 0)
+        )
+
+
+UNMEASURED = RankAcceptance()
 
 
 class Candidate(Record, frozen=True):
@@ -344,6 +386,7 @@ class Schedule(Record, frozen=True):
     stage_s: dict[str, float] = {}
     recordings: tuple[Golden, ...] = ()
     ngram: NgramDrafter | None = None
+    ranks: RankAcceptance = UNMEASURED
 
 
 class TextInfo(Record, frozen=True):

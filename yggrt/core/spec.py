@@ -1,117 +1,171 @@
 """Tree specs as one line of text: the same in a recipe, on a command line, in JSON and in
-reports."""
+reports.
+
+What the text of a policy says the policy itself knows; it is found by its name among the entry
+points of the group `yggrt.policies`, where those of this package and of others stand alike.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Literal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from yggrt.core import plugins
 from yggrt.core.errors import RequestError
 from yggrt.core.plans import format_plan, parse_plan
 from yggrt.core.schema import Plan, TreeSpec
 
+GROUP = "yggrt.policies"
 MAX_SIZE = 1024
-EXAMPLES = (
-    "plain",
-    "egt:width=4,depth=4,children=8,verify=16,frontier=global",
-    "sequence:depth=8",
-    "static:parents=0/0/1/1/2/2",
-    "lookahead:window=8,ngram=4,guesses=8",
-    "sequence:depth=4;tail=ahead,commit=deferred",
-)
-FRONTIERS: dict[str, Literal["global", "level"]] = {"global": "global", "level": "level"}
-KEYS = {
-    "plain": (),
-    "egt": ("width", "depth", "children", "verify", "frontier"),
-    "sequence": ("depth", "verify"),
-    "static": ("parents", "verify"),
-    "lookahead": ("window", "ngram", "guesses"),
-}
+_MAX_SHOWN = 60
+
+# Reads one value; raises ValueError that says what is wanted.
+Convert: TypeAlias = Callable[[str], Any]
+
+
+class Form(Protocol):
+    """How specs of a policy are written. keys: in their order, each with what reads its value.
+    example: a spec."""
+
+    @property
+    def keys(self) -> Mapping[str, Convert]: ...
+
+    @property
+    def example(self) -> str: ...
+
+    def read(self, values: Values) -> TreeSpec:
+        """The spec of converted values; raises ValueError that says what is wrong."""
+        ...
+
+    def write(self, spec: TreeSpec) -> Mapping[str, object]:
+        """What `read` makes the spec of."""
+        ...
+
+    def steps(self, spec: TreeSpec) -> tuple[int, ...]:
+        """As `draft_steps`."""
+        ...
+
+
+class Values(dict[str, Any]):
+    """Converted values by key; asking for one that was not given raises ValueError."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{key} is missing")
+
+
+def size(least: int = 1) -> Convert:
+    """A whole number from `least` to MAX_SIZE."""
+
+    def convert(text: str) -> int:
+        whole = text.isascii() and text.isdigit()
+        if not whole or not least <= int(text[:9]) <= MAX_SIZE:
+            raise ValueError(f"wanted a whole number in {least}..{MAX_SIZE}")
+        return int(text)
+
+    return convert
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Whole numbers with slashes between them, as in 1/1/3."""
+    return tuple(size()(part) for part in text.split("/"))
+
+
+def share(text: str) -> float:
+    """A number above 0 and below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise ValueError("wanted a number between 0 and 1")
+    return value
+
+
+def choice(*options: str) -> Convert:
+    """One of some words."""
+
+    def convert(text: str) -> str:
+        if text not in options:
+            raise ValueError(f"wanted {' or '.join(options)}")
+        return text
+
+    return convert
+
+
+def policy_names() -> tuple[str, ...]:
+    """All tree policies that are installed."""
+    return plugins.names(GROUP)
+
+
+def find_policy(name: str) -> Any:
+    """The policy of this name, a `yggrt.policies.Policy`; RequestError if there is none."""
+    return plugins.load(GROUP, name)
+
+
+def examples() -> tuple[str, ...]:
+    """A spec of every policy that loads."""
+    found = []
+    for name in policy_names():
+        with suppress(RequestError):
+            found.append(find_policy(name).example)
+    return tuple(found)
 
 
 def parse_tree_spec(text: str) -> TreeSpec:
     """Reads `policy:key=value,...`, behind a semicolon the axes of its plan that are not at their
     defaults; raises RequestError that says what exists.
 
-    egt needs width and depth (children 2 * width, verify width * depth + 1, frontier global unless
-    given); sequence needs depth and static parents, and both verify all their nodes unless told
-    otherwise. lookahead needs window, ngram and guesses and verifies 1 + (ngram - 1) * (window +
-    guesses) rows.
+    Which keys a policy has and what they are where they are not given: docs/policies.md.
     """
     shape, semicolon, plan = text.partition(";")
     if semicolon:
         return msgspec.structs.replace(parse_tree_spec(shape), plan=parse_plan(plan))
-    policy, _, rest = text.strip().partition(":")
-    if policy not in KEYS:
-        raise _bad(text, f"no tree policy {policy!r}; there are {', '.join(KEYS)}")
-    values: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if key not in KEYS[policy]:
-            known = ", ".join(KEYS[policy]) or "none"
-            raise _bad(text, f"{policy} has no key {key!r}; its keys are {known}")
-        if not equals or key in values:
-            raise _bad(text, f"{key!r} wants one value, as in {key}=...")
-        if key not in ("frontier", "parents"):
-            _check_size(text, key, value)
-        values[key] = value
-    if policy == "plain":
-        return TreeSpec(policy="plain")
-    if policy == "static":
-        return _static(text, values)
-    if policy == "lookahead":
-        return _lookahead(text, values)
-    depth = _size(text, values, "depth", None)
-    if policy == "sequence":
-        return TreeSpec(
-            policy="sequence",
-            depth=depth,
-            verify=_size(text, values, "verify", depth + 1, least=2),
+    name, _, rest = text.strip().partition(":")
+    if name not in policy_names():
+        known = ", ".join(policy_names()) or "none: install the package again"
+        raise RequestError(
+            f"tree spec {_shown(text)!r}: no tree policy {name!r}; there are {known}",
+            "examples: " + "  ".join(examples()),
         )
-    width = _size(text, values, "width", None)
-    frontier = FRONTIERS.get(values.get("frontier", "global"))
-    if frontier is None:
-        raise _bad(text, f"frontier is {values['frontier']!r}, wanted {' or '.join(FRONTIERS)}")
-    return TreeSpec(
-        policy="egt",
-        width=width,
-        depth=depth,
-        children=_size(text, values, "children", 2 * width),
-        verify=_size(text, values, "verify", width * depth + 1, least=2),
-        frontier=frontier,
-    )
+    policy: Form = find_policy(name)
+    values = Values()
+    try:
+        for item in filter(None, rest.split(",")):
+            key, equals, value = item.partition("=")
+            if key not in policy.keys:
+                known = ", ".join(policy.keys) or "none"
+                raise ValueError(f"{name} has no key {key!r}; its keys are {known}")
+            if not equals or key in values:
+                raise ValueError(f"{key!r} wants one value, as in {key}=...")
+            try:
+                values[key] = policy.keys[key](value)
+            except ValueError as error:
+                raise ValueError(f"{key} is {_shown(value)!r}, {error}") from None
+        spec = msgspec.structs.replace(policy.read(values), policy=name)
+        if spec.verify > MAX_SIZE:
+            raise ValueError(f"{spec.verify} rows, at most {MAX_SIZE}")
+    except ValueError as error:
+        raise RequestError(
+            f"tree spec {_shown(text)!r}: {error}", f"as in {policy.example}"
+        ) from error
+    return spec
 
 
 def format_tree_spec(spec: TreeSpec) -> str:
     """The line that `parse_tree_spec` reads back as `spec`."""
-    if spec.plan != Plan():
-        shape = format_tree_spec(msgspec.structs.replace(spec, plan=Plan()))
-        return f"{shape};{format_plan(spec.plan)}"
-    if spec.policy == "plain":
-        return "plain"
-    if spec.policy == "egt":
-        return (
-            f"egt:width={spec.width},depth={spec.depth},children={spec.children},"
-            f"verify={spec.verify},frontier={spec.frontier}"
-        )
-    if spec.policy == "lookahead":
-        return f"lookahead:window={spec.width},ngram={spec.depth + 1},guesses={spec.children}"
-    if spec.policy == "sequence":
-        head, full = f"sequence:depth={spec.depth}", spec.depth + 1
-    else:
-        head, full = (
-            f"static:parents={'/'.join(map(str, spec.parents))}",
-            len(spec.parents) + 1,
-        )
-    return head if spec.verify == full else f"{head},verify={spec.verify}"
+    written = find_policy(spec.policy).write(spec)
+    values = ",".join(f"{key}={value}" for key, value in written.items())
+    plan = f";{format_plan(spec.plan)}" if spec.plan != Plan() else ""
+    return (f"{spec.policy}:{values}" if values else spec.policy) + plan
 
 
 def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
     """Nodes that each step of drafting such a tree runs, at most: the root or the roots of the
     plan first, then those whose children a growth step asks for, last the plan's tail."""
-    steps = _growth_steps(spec)
+    steps: tuple[int, ...] = find_policy(spec.policy).steps(spec)
     if not steps:
         return ()
     plan = spec.plan
@@ -120,63 +174,5 @@ def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
     return (roots, *steps[1:], *tail)
 
 
-def _growth_steps(spec: TreeSpec) -> tuple[int, ...]:
-    if spec.policy in ("plain", "lookahead"):
-        return ()
-    if spec.policy == "sequence":
-        return (1,) * spec.depth
-    if spec.policy == "egt":
-        return (1, *(spec.width,) * (spec.depth - 1))
-    depths = [0]
-    for parent in spec.parents:
-        depths.append(depths[parent] + 1)
-    inner = Counter(depths[node] for node in set(spec.parents))
-    return tuple(inner[depth] for depth in range(spec.depth))
-
-
-def _lookahead(text: str, values: dict[str, str]) -> TreeSpec:
-    width = _size(text, values, "window", None)
-    levels = _size(text, values, "ngram", None, least=2) - 1
-    guesses = _size(text, values, "guesses", None)
-    rows = 1 + levels * (width + guesses)
-    if rows > MAX_SIZE:
-        raise _bad(text, f"{rows} rows, at most {MAX_SIZE}")
-    return TreeSpec(policy="lookahead", width=width, depth=levels, children=guesses, verify=rows)
-
-
-def _static(text: str, values: dict[str, str]) -> TreeSpec:
-    try:
-        parents = tuple(int(part) for part in values["parents"].split("/"))
-    except (KeyError, ValueError):
-        raise _bad(text, "static wants parents=ROW/ROW/..., one row index per node") from None
-    if len(parents) >= MAX_SIZE:
-        raise _bad(text, f"{len(parents)} nodes, at most {MAX_SIZE - 1}")
-    depths = [0]
-    for node, parent in enumerate(parents, start=1):
-        if not 0 <= parent < node:
-            raise _bad(text, f"node {node} has parent {parent}, wanted a row in 0..{node - 1}")
-        depths.append(depths[parent] + 1)
-    verify = _size(text, values, "verify", len(parents) + 1, least=2)
-    return TreeSpec(policy="static", depth=max(depths), verify=verify, parents=parents)
-
-
-def _size(
-    text: str, values: dict[str, str], key: str, default: int | None, *, least: int = 1
-) -> int:
-    found = values.get(key)
-    if found is None:
-        if default is None:
-            raise _bad(text, f"{key} is missing")
-        return default
-    if int(found) < least:
-        raise _bad(text, f"{key} is {found!r}, wanted a whole number in {least}..{MAX_SIZE}")
-    return int(found)
-
-
-def _check_size(text: str, key: str, value: str) -> None:
-    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MAX_SIZE):
-        raise _bad(text, f"{key} is {value!r}, wanted a whole number in 1..{MAX_SIZE}")
-
-
-def _bad(text: str, problem: str) -> RequestError:
-    return RequestError(f"tree spec {text!r}: {problem}", "examples: " + "  ".join(EXAMPLES))
+def _shown(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import product
 from typing import TypeAlias
 
 Parents: TypeAlias = tuple[int, ...]
@@ -28,6 +29,14 @@ def ranks(parents: Parents) -> list[int]:
     return found
 
 
+def depths(parents: Parents) -> list[int]:
+    """Edges from the root to each row, the root's own first."""
+    found = [0]
+    for parent in parents:
+        found.append(found[parent] + 1)
+    return found
+
+
 def tree_tokens(parents: Parents, acceptance: RankAcceptance) -> float:
     """Expected tokens of a pass over the tree: 1 for the bonus and the path products of all
     nodes; ranks beyond `acceptance` are never accepted."""
@@ -38,86 +47,99 @@ def tree_tokens(parents: Parents, acceptance: RankAcceptance) -> float:
     return sum(values)
 
 
+class SequoiaProgram:
+    """The dynamic program of Sequoia's trees; one for all sizes.
+
+    Chen et al., "Sequoia" (arXiv 2402.12374):
+    T(n, l, b) = max over 1 <= m < n of T(n - m, l, b - 1) + p_b max over b' of T(m, l - 1, b'):
+    n rows, l levels, b children of the root, the last of which has m rows. Children are taken in
+    the order of their ranks, so acceptance may rise with the rank.
+    """
+
+    def __init__(self, acceptance: RankAcceptance) -> None:
+        self._acceptance = acceptance
+        self._best = cache(self._find_best)
+        self._value = cache(self._find_value)
+
+    def tree(self, num_rows: int, max_levels: int | None = None) -> tuple[float, Parents]:
+        """Expected tokens of the best tree of `num_rows` rows and at most `max_levels` levels,
+        root included in both, and the tree. Raises ValueError where no such tree exists."""
+        levels = num_rows if max_levels is None else min(max_levels, num_rows)
+        if num_rows < 1 or levels < 1:
+            raise ValueError(f"{num_rows} rows on {max_levels} levels, wanted at least 1 of both")
+        tokens, _ = self._best(num_rows, levels)
+        if tokens < 0:
+            raise ValueError(
+                f"no tree of {num_rows} rows on {max_levels} levels with "
+                f"{len(self._acceptance)} ranks"
+            )
+        parents: list[int] = []
+
+        def write(row: int, rows: int, level: int) -> None:
+            num_children = self._best(rows, level)[1]
+            sizes = []
+            for b in range(num_children, 0, -1):
+                last = self._value(rows, level, b)[1]
+                sizes.append(last)
+                rows -= last
+            for size in reversed(sizes):
+                parents.append(row)
+                write(len(parents), size, level - 1)
+
+        write(0, num_rows, levels)
+        return tokens, tuple(parents)
+
+    def _find_best(self, rows: int, level: int) -> tuple[float, int]:
+        """Expected tokens and the number of children."""
+        most = min(rows, len(self._acceptance) + 1)
+        tokens, b = max((self._value(rows, level, b)[0], -b) for b in range(most))
+        return tokens, -b
+
+    def _find_value(self, rows: int, level: int, num_children: int) -> tuple[float, int]:
+        """Expected tokens and the rows of the last child's subtree; below 0 where there is no
+        such tree."""
+        if num_children == 0:
+            return (1, 0) if rows == 1 else (-1, 0)
+        found: tuple[float, int] = (-1, 0)
+        for last in range(1, rows) if level > 1 else ():
+            before = self._value(rows - last, level, num_children - 1)[0]
+            below = self._best(last, level - 1)[0] if before > 0 else -1
+            if below > 0:
+                tokens = before + self._acceptance[num_children - 1] * below
+                if tokens > found[0]:
+                    found = (tokens, last)
+        return found
+
+
 def sequoia_tree(
     acceptance: RankAcceptance, num_rows: int, max_levels: int | None = None
 ) -> tuple[float, Parents]:
-    """Expected tokens of the best tree of `num_rows` rows and at most `max_levels` levels, root
-    included in both, and the tree.
-
-    Chen et al., "Sequoia" (arXiv 2402.12374), the dynamic program
-    T(n, l, b) = max over 1 <= m < n of T(n - m, l, b - 1) + p_b max over b' of T(m, l - 1, b'):
-    n rows, l levels, b children of the root, the last of which has m rows. Children are taken in
-    the order of their ranks, so acceptance may rise with the rank. Raises ValueError where no such
-    tree exists.
-    """
-    levels = num_rows if max_levels is None else min(max_levels, num_rows)
-    if num_rows < 1 or levels < 1:
-        raise ValueError(f"{num_rows} rows on {max_levels} levels, wanted at least 1 of both")
-    nothing = (-1.0, 0)
-
-    @cache
-    def best(rows: int, level: int) -> tuple[float, int]:
-        """Expected tokens and the number of children."""
-        options = [(value(rows, level, b)[0], -b) for b in range(min(rows, len(acceptance) + 1))]
-        tokens, b = max(options)
-        return tokens, -b
-
-    @cache
-    def value(rows: int, level: int, num_children: int) -> tuple[float, int]:
-        """Expected tokens and the rows of the last child's subtree."""
-        if num_children == 0:
-            return (1, 0) if rows == 1 else nothing
-        if level == 1:
-            return nothing
-        options = [nothing]
-        for last in range(1, rows):
-            before = value(rows - last, level, num_children - 1)[0]
-            below = best(last, level - 1)[0]
-            if before > 0 and below > 0:
-                options.append((before + acceptance[num_children - 1] * below, last))
-        return max(options, key=lambda option: (option[0], -option[1]))
-
-    tokens, _ = best(num_rows, levels)
-    if tokens < 0:
-        raise ValueError(
-            f"no tree of {num_rows} rows on {max_levels} levels with {len(acceptance)} ranks"
-        )
-    parents: list[int] = []
-
-    def write(row: int, rows: int, level: int) -> None:
-        num_children = best(rows, level)[1]
-        sizes = []
-        for b in range(num_children, 0, -1):
-            last = value(rows, level, b)[1]
-            sizes.append(last)
-            rows -= last
-        for size in reversed(sizes):
-            parents.append(row)
-            write(len(parents), size, level - 1)
-
-    write(0, num_rows, levels)
-    return tokens, tuple(parents)
+    """As `SequoiaProgram.tree`."""
+    return SequoiaProgram(acceptance).tree(num_rows, max_levels)
 
 
-def best_sequoia_tree(
+def fastest_sequoia_tree(
     acceptance: RankAcceptance,
-    max_rows: int,
-    max_levels: int,
-    seconds: Callable[[int, int], float],
+    row_counts: Iterable[int],
+    level_counts: Iterable[int],
+    seconds: Callable[[Parents], float],
 ) -> tuple[float, Parents]:
-    """Tokens per second of the fastest Sequoia tree, and the tree: `seconds(rows, depth)` is the
-    time of a pass. The smaller tree on a tie."""
-    found: tuple[float, Parents] | None = None
-    for rows in range(1, max_rows + 1):
-        for levels in range(1, min(rows, max_levels) + 1):
-            try:
-                tokens, parents = sequoia_tree(acceptance, rows, levels)
-            except ValueError:
-                continue
-            rate = tokens / seconds(rows, levels - 1)
-            if found is None or rate > found[0]:
-                found = (rate, parents)
-    assert found is not None, "a root alone is always a tree"
+    """Tokens per second of the fastest Sequoia tree of these sizes, and the tree: `seconds` is
+    the time of a pass. The earlier size on a tie. Raises ValueError where no size has a tree."""
+    program, found = SequoiaProgram(acceptance), None
+    levels = tuple(level_counts)
+    for rows, most in product(row_counts, levels):
+        if most > rows:
+            continue
+        try:
+            tokens, parents = program.tree(rows, most)
+        except ValueError:
+            continue
+        rate = tokens / seconds(parents)
+        if found is None or rate > found[0]:
+            found = (rate, parents)
+    if found is None:
+        raise ValueError(f"no tree of that size with {len(acceptance)} ranks")
     return found
 
 
@@ -156,3 +178,9 @@ def medusa_order(
         order.append((path, -negative))
         push(path, -negative)
     return order
+
+
+def path_parents(paths: Sequence[tuple[int, ...]]) -> Parents:
+    """The tree of nodes given as rank paths, parents before children and siblings by rank."""
+    row_of = {(): 0, **{path: row for row, path in enumerate(paths, start=1)}}
+    return tuple(row_of[path[:-1]] for path in paths)

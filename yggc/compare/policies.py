@@ -1,0 +1,268 @@
+"""Tree policies of one bundle on the same prompts: the same engine, drafter and graphs.
+
+Each policy runs with the setting that replays of the bundle's calibration answers find fastest;
+the prompts that are timed have no part in that. Their answers are then replayed with every policy
+at equal numbers of verified rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from yggc.simulate import Simulator, room_of, unseen_seconds, within
+from yggrt.bench_report import percentile
+from yggrt.bundle import Bundle
+from yggrt.busy import BusyMeter
+from yggrt.cache import Cache
+from yggrt.core.errors import CheckFailed, RequestError
+from yggrt.core.schema import TreeSpec
+from yggrt.core.search import PLAIN
+from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.drafters.calibrate import Recording
+from yggrt.interval import bootstrap_interval
+from yggrt.loading import load_draft_graphs, load_parts, open_session
+from yggrt.policies import Room, settings_of
+from yggrt.recordings import bundle_folds, folds_of
+from yggrt.sampling.noise import KeyedNoise
+from yggrt.scheduling import with_hidden
+from yggrt.session import Completion, Parts, Session
+from yggrt.target import host_target
+from yggrt.verify import first_difference
+
+SEED = 0
+WARMUP_TOKENS = 8
+# Calibration answers that are decoded again at a temperature.
+NUM_CALIBRATION = 12
+REFERENCE = "egt"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for. `prompts`: names and ids; `budgets`: rows to verify at most."""
+
+    names: tuple[str, ...]
+    prompts: Sequence[tuple[str, list[int]]]
+    num_tokens: int
+    temperatures: tuple[float, ...]
+    budgets: tuple[int, ...]
+    num_threads: int | None
+
+
+@dataclass(slots=True)
+class Timing:
+    """What a way of decoding did to every prompt; the quicker of the two runs of each counts."""
+
+    tpots_ms: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    num_passes: int = 0
+
+    def add(self, runs: Sequence[Completion]) -> None:
+        best = min(runs, key=_tpot_ms)
+        self.tpots_ms.append(_tpot_ms(best))
+        self.num_tokens += len(best.ids) - 1
+        self.num_passes += best.stats.num_passes
+
+
+def compare_policies(
+    bundle: Bundle,
+    cache: Cache,
+    request: Request,
+    *,
+    on_note: Progress = lambda text: None,
+    progress: Progress = lambda text: None,
+) -> dict[str, Any]:
+    """The report in JSON types; times in ms. Raises RequestError if not one policy fits, and
+    CheckFailed if one changes a token."""
+    parts = load_parts(
+        bundle, cache, num_threads=request.num_threads, mapped=False, on_note=on_note
+    )
+    room = room_of(bundle.manifest, parts)
+    names, refused = _fitting(request.names, room)
+    busy = BusyMeter()
+    found = [
+        _at_temperature(bundle, cache, parts, room, names, request, temperature, progress)
+        for temperature in request.temperatures
+    ]
+    progress("")
+    return {
+        "bundle": bundle.manifest.name,
+        "digest": bundle.digest,
+        "prompts": [name for name, _ in request.prompts],
+        "num_tokens": request.num_tokens,
+        "num_threads": torch.get_num_threads(),
+        "device": host_target().tuned_for.device,
+        "reference": _reference(names),
+        "refused": refused,
+        "busy_share": busy.share(),
+        "temperatures": found,
+    }
+
+
+def _fitting(names: Sequence[str], room: Room) -> tuple[list[str], list[dict[str, str]]]:
+    fitting = [name for name in names if name != PLAIN and settings_of(name, room)]
+    why = (
+        f"no tree of it fits verify graphs of {room.max_rows} rows and {room.max_expanded} "
+        "drafted nodes; build with a larger --max-verify or --drafter-widths"
+    )
+    refused = [{"policy": name, "reason": why} for name in names if name not in (*fitting, PLAIN)]
+    if not fitting:
+        raise RequestError(f"no policy of {', '.join(names)} has a tree: {why}", "")
+    return fitting, refused
+
+
+def _at_temperature(
+    bundle: Bundle,
+    cache: Cache,
+    parts: Parts,
+    room: Room,
+    names: Sequence[str],
+    request: Request,
+    temperature: float,
+    progress: Progress,
+) -> dict[str, Any]:
+    progress(f"T = {temperature:g}: calibration answers")
+    known = _calibrated(bundle, cache, parts, temperature)
+    best: dict[str, TreeSpec] = {PLAIN: parse_tree_spec(PLAIN)}
+    for name in names:
+        best[name] = known.fastest(
+            settings_of(name, room), lambda tree: progress(f"simulate {tree}")
+        )
+    sessions = {name: open_session(bundle, parts, spec) for name, spec in best.items()}
+    options = _options(temperature)
+    probe = request.prompts[0][1]
+    for session in sessions.values():
+        session.generate(probe, max_tokens=WARMUP_TOKENS, **options)
+    timings, recordings = _take_turns(sessions, request, options, progress)
+    draft = load_draft_graphs(bundle, cache)
+    if draft is not None and draft.feature_size:
+        recordings = with_hidden(parts.graphs, recordings)
+    said = replace(known, folds=[(parts.drafter, recordings)])
+    return {
+        "temperature": temperature,
+        "policies": _rows(best, timings, _reference(names)),
+        "budgets": [
+            {"rows": rows, "policies": _at_budget(known, said, names, room, rows, progress)}
+            for rows in request.budgets
+            if rows <= room.max_rows
+        ],
+    }
+
+
+def _calibrated(bundle: Bundle, cache: Cache, parts: Parts, temperature: float) -> Simulator:
+    """Over the calibration answers, at a temperature made anew, with drafters that have not seen
+    them."""
+    manifest, draft = bundle.manifest, load_draft_graphs(bundle, cache)
+    unseen_s = unseen_seconds(manifest)
+    recorded = manifest.schedule.recordings
+    if not temperature or not recorded:
+        return Simulator(
+            parts, bundle_folds(bundle, parts.graphs, float("inf"), draft=draft), unseen_s
+        )
+    session = open_session(bundle, parts, parse_tree_spec(manifest.schedule.tree))
+    answers = [
+        Recording(
+            one.prompt_ids,
+            session.generate(
+                one.prompt_ids, max_tokens=len(one.output_ids), **_options(temperature)
+            ).ids,
+        )
+        for one in recorded[:NUM_CALIBRATION]
+    ]
+    folds = folds_of(manifest, parts.graphs, answers, draft)
+    return Simulator(parts, folds, unseen_s, KeyedNoise(SEED, 0, temperature))
+
+
+def _take_turns(
+    sessions: dict[str, Session], request: Request, options: dict[str, Any], progress: Progress
+) -> tuple[dict[str, Timing], list[Recording]]:
+    """Every way on every prompt, forwards and then backwards."""
+    timings = {name: Timing() for name in sessions}
+    recordings = []
+    for number, (title, ids) in enumerate(request.prompts, 1):
+        runs: dict[str, list[Completion]] = {name: [] for name in sessions}
+        for name in (*sessions, *reversed(sessions)):
+            progress(f"{number}/{len(request.prompts)} {title}: {name}")
+            done = sessions[name].generate(ids, max_tokens=request.num_tokens, **options)
+            runs[name].append(done)
+            index = first_difference(runs[PLAIN][0].ids, done.ids)
+            if index is not None:
+                raise CheckFailed(
+                    f"{name}, prompt {title}: token {index} is not that of plain decoding",
+                    "`yggrt verify --prompts` shows the tokens and how close they are",
+                )
+        recordings.append(Recording(ids, runs[PLAIN][0].ids))
+        for name, some in runs.items():
+            timings[name].add(some)
+    return timings, recordings
+
+
+def _at_budget(
+    known: Simulator,
+    said: Simulator,
+    names: Sequence[str],
+    room: Room,
+    rows: int,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Mean acceptance lengths with at most `rows` verified rows and no gate: the setting is chosen
+    on the calibration answers, the length is that of the prompts."""
+    found = []
+    for name in names:
+        settings = [
+            spec
+            for spec in settings_of(name, within(room, rows))
+            if known.parts.resolve(spec).verify <= rows
+        ]
+        if not settings:
+            continue
+        best, _ = known.longest(settings, lambda tree: progress(f"{rows} rows: {tree}"))
+        length = said.replay(best, gated=False).mean_acceptance_length
+        tree = format_tree_spec(best)
+        found.append({"policy": name, "tree": tree, "mean_acceptance_length": length})
+    return sorted(found, key=lambda one: -one["mean_acceptance_length"])
+
+
+def _rows(
+    best: dict[str, TreeSpec], timings: dict[str, Timing], reference: str
+) -> list[dict[str, Any]]:
+    """By time per token. `speedup`: over plain decoding; `behind`: time over the reference's."""
+    rows = []
+    for name, timing in timings.items():
+        rows.append(
+            {
+                "policy": name,
+                "tree": format_tree_spec(best[name]),
+                "tpot_ms": median(timing.tpots_ms),
+                "tpot_p95_ms": percentile(timing.tpots_ms, 95),
+                "mean_acceptance_length": timing.num_tokens / timing.num_passes,
+                **_paired("speedup", timings[PLAIN].tpots_ms, timing.tpots_ms),
+                **_paired("behind", timing.tpots_ms, timings[reference].tpots_ms),
+            }
+        )
+    return sorted(rows, key=lambda row: row["tpot_ms"])
+
+
+def _paired(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    interval = bootstrap_interval(ratios)
+    return {name: fmean(ratios), f"{name}_interval": list(interval) if interval else None}
+
+
+def _reference(names: Sequence[str]) -> str:
+    return REFERENCE if REFERENCE in names else names[0]
+
+
+def _options(temperature: float) -> dict[str, Any]:
+    seed = SEED if temperature else None
+    return {"temperature": temperature, "seed": seed, "ignore_eos": True}
+
+
+def _tpot_ms(done: Completion) -> float:
+    assert done.stats.tpot_ms is not None, "outputs go on to the last token asked for"
+    return done.stats.tpot_ms

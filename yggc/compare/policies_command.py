@@ -1,0 +1,57 @@
+"""`yggc compare --policies`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from yggc.compare.policies import Request, compare_policies
+from yggc.compare.policies_report import markdown
+from yggc.compare.prompts import chosen_prompts
+from yggrt.bundle import Bundle
+from yggrt.busy import warning
+from yggrt.cache import open_cache
+from yggrt.terminal import progress, warn
+
+
+def run_policies(
+    file: Path,
+    names: tuple[str, ...],
+    *,
+    prompts: tuple[Path, ...],
+    limit: int,
+    prompt_tokens: int | None,
+    num_tokens: int,
+    temperatures: tuple[float, ...],
+    budgets: tuple[int, ...],
+    num_threads: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compares, prints the page or one line of JSON and writes the page to `output`."""
+    cache = open_cache(None)
+    with Bundle.open(file, cache=cache) as bundle:
+        request = Request(
+            names=names,
+            prompts=chosen_prompts(bundle, prompts, limit, prompt_tokens, num_tokens),
+            num_tokens=num_tokens,
+            temperatures=temperatures,
+            budgets=budgets,
+            num_threads=num_threads,
+        )
+        report = compare_policies(
+            bundle,
+            cache,
+            request,
+            on_note=warn,
+            progress=(lambda text: None) if as_json else progress,
+        )
+    report["command"] = shlex.join(["yggc", *sys.argv[1:]])
+    page = markdown(report, report["command"])
+    if output is not None:
+        output.write_text(page)
+    if busy := warning(report["busy_share"]):
+        warn(busy)
+    print(json.dumps(report) if as_json else page)
