@@ -3,7 +3,7 @@ to take: how the search scores schedules that it does not run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -18,18 +18,14 @@ Latency: TypeAlias = Callable[[int, int], float]
 
 
 def stage_times(
-    spec: TreeSpec,
-    replay: Replay,
-    latency: Latency,
-    draft_step: Latency,
-    host_s: Mapping[str, float],
+    spec: TreeSpec, replay: Replay, latency: Latency, draft_step: Latency, unseen_s: float
 ) -> StageTimes:
     """Times of the stages of an iteration of `spec` under its plan, over the passes of a replay of
-    the same tree. `host_s`: measured seconds of a pass by stage of the host."""
+    the same tree. `unseen_s`: seconds of a pass that a replay does not run."""
     num = replay.num_passes
     context = round(sum(at * count for (_, at), count in replay.passes.items()) / num)
     roots, *more = draft_steps(spec)
-    body = draft_steps(msgspec.structs.replace(spec, plan=Plan()))[-1]
+    default = draft_steps(msgspec.structs.replace(spec, plan=Plan()))
     if spec.plan.tail == "ahead":
         tail_s = draft_step(more[-1], context)
     else:
@@ -37,14 +33,14 @@ def stage_times(
         tail_s = draft_step(2, context) - draft_step(1, context)
     return StageTimes(
         head_s=draft_step(roots, context),
-        body_s=draft_step(body, context) if spec.depth > 1 else 0,
+        body_s=draft_step(default[-1], context) if spec.depth > 1 else 0,
         tail_s=tail_s,
-        # Growing and pruning in Python.
-        prune_s=host_s.get("draft", 0),
+        # Growing and pruning in Python, and accepting.
+        prune_s=max(0, replay.host_s / num - sum(draft_step(one, context) for one in default)),
         mask_s=0,
         verify_s=sum(count * latency(*key) for key, count in replay.passes.items()) / num,
-        accept_s=host_s.get("accept", 0),
-        commit_s=host_s.get("commit", 0),
+        accept_s=0,
+        commit_s=unseen_s,
         p_full=replay.num_full / num,
     )
 
@@ -55,7 +51,7 @@ def plan_candidates(
     kind: DraftKind,
     latency: Latency,
     draft_step: Latency,
-    host_s: Mapping[str, float],
+    unseen_s: float,
 ) -> list[Candidate]:
     """The tree of `found` under every other plan that verifies the same rows, time per token by
     the periods of the plans. `replay` is the one that `found` was made of."""
@@ -63,7 +59,7 @@ def plan_candidates(
 
     def seconds(plan: Plan) -> float:
         spec = msgspec.structs.replace(tree, plan=plan)
-        times = stage_times(spec, replay, latency, draft_step, host_s)
+        times = stage_times(spec, replay, latency, draft_step, unseen_s)
         return period(on_one_thread(stages(plan, spec.depth, times)))
 
     default_s = seconds(tree.plan)

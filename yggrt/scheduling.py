@@ -39,12 +39,13 @@ from yggrt.core.search import (
     refined_trees,
     search_schedule,
 )
-from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec, shape_of
 from yggrt.drafters import UNLIMITED, Drafter
 from yggrt.drafters.calibrate import Recording
 from yggrt.drafters.rank_acceptance import measure_ranks
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate, RunningGate
+from yggrt.plan_costs import plan_candidates
 from yggrt.policies import MIDDLING_CONTEXT, Measured, resolve
 from yggrt.replay import replay
 
@@ -258,7 +259,13 @@ def find_schedule(
             best = [parse_tree_spec(tree) for tree in search.best(NUM_MEASURED)]
             search.replay_all(best, share=1, objective=objective)
             candidates = search.candidates()
-    chosen = search.best(NUM_MEASURED)
+    planned = [] if trees is not None and len(trees) == 1 else search.planned()
+    num_scored = len(candidates) + len(planned)
+    by_tree = {one.tree: one for one in candidates}
+    quicker = [one for one in planned if one.tpot_ms < by_tree[shape_of(one.tree)].tpot_ms]
+    candidates = tuple(sorted((*candidates, *quicker), key=lambda one: one.tpot_ms))
+    likely = {*search.best(NUM_MEASURED), *(one.tree for one in quicker)}
+    chosen = [one.tree for one in candidates if one.tree in likely][:NUM_MEASURED]
     # Where there is no choice the numbers are for the record.
     measure_s = limits.measure_s / (4 if trees is not None and len(trees) == 1 else 1)
     chosen += windows
@@ -287,6 +294,7 @@ def find_schedule(
             for one in _in_turns(folds)
         ),
         ranks=ranks,
+        num_scored=num_scored,
     )
 
 
@@ -347,6 +355,20 @@ class _Search:
                 Candidate(tree=PLAIN, mean_acceptance_length=1.0, tpot_ms=token_ms, speedup=1.0),
             )
         return search_schedule(self.replays.values(), self._plain, costs.latency, costs.unseen_s)
+
+    def planned(self) -> list[Candidate]:
+        """Every replayed tree under the plans that it was not replayed with and has room for."""
+        drafter, costs = self._folds[0][0], self._costs
+        return [
+            one
+            for found in self.candidates()
+            if found.tree in self.replays and self.replays[found.tree].num_tokens
+            for one in plan_candidates(
+                found, self.replays[found.tree], drafter.draft_kind, costs.latency,
+                costs.draft_step, costs.unseen_s,
+            )
+            if sum(draft_steps(parse_tree_spec(one.tree))) <= drafter.max_expanded
+        ]  # fmt: skip
 
     def best(self, num: int) -> list[str]:
         return distinct(self.candidates(), self.replays.values(), num)
@@ -419,8 +441,8 @@ def _measured_alone(tree: str, runs: dict[str, Run]) -> Candidate:
 
 
 def _buckets_of(tree: str, search: _Search, row_counts: Sequence[int]) -> tuple[int, ...]:
-    if tree in search.replays:
-        return choose_buckets(search.replays[tree])
+    if shape_of(tree) in search.replays:
+        return choose_buckets(search.replays[shape_of(tree)])
     rows = parse_tree_spec(tree).verify
     return tuple(sorted({1, min(count for count in row_counts if count >= rows)}))
 

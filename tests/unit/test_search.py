@@ -77,6 +77,7 @@ def test_trees_are_searched_in_two_rounds():
         "egt:width=4,depth=4,children=8,verify=4,frontier=global",
         "egt:width=4,depth=4,children=8,verify=8,frontier=global",
         "egt:width=4,depth=4,children=8,verify=16,frontier=level",
+        "egt:width=4,depth=4,children=8,verify=16,frontier=global;prune=off",
     ]
 
 

@@ -373,7 +373,7 @@ class Schedule(Record, frozen=True):
     which `stage_s` says more; `objective` is what each pass's choice of rows maximises, at `rate`
     tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if anything
     does. `recordings`: the calibration prompts and answers
-    that all of it was chosen on.
+    that all of it was chosen on. `num_scored`: schedules whose time per token was predicted.
     """
 
     tree: str
@@ -387,6 +387,7 @@ class Schedule(Record, frozen=True):
     recordings: tuple[Golden, ...] = ()
     ngram: NgramDrafter | None = None
     ranks: RankAcceptance = UNMEASURED
+    num_scored: int = 0
 
 
 class TextInfo(Record, frozen=True):

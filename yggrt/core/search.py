@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from yggrt.core.schema import Candidate, TreeSpec
+from yggrt.core.schema import Candidate, Plan, TreeSpec
 
 PLAIN = "plain"
 WIDTHS = (1, 2, 4, 8)
@@ -163,7 +163,8 @@ def window_trees(buckets: Sequence[int]) -> list[TreeSpec]:
 
 
 def refined_trees(best: Iterable[TreeSpec], buckets: Sequence[int]) -> list[TreeSpec]:
-    """Neighbours of the best trees: the smaller buckets, and the other frontier."""
+    """Neighbours of the best trees: the smaller buckets, the other frontier, and all of what was
+    drafted verified."""
     found = []
     for spec in best:
         found += [
@@ -173,6 +174,7 @@ def refined_trees(best: Iterable[TreeSpec], buckets: Sequence[int]) -> list[Tree
         ]
         if spec.policy == "egt" and spec.width > 1:
             found.append(msgspec.structs.replace(spec, frontier="level"))
+        found.append(msgspec.structs.replace(spec, plan=Plan(prune="off")))
     return list(dict.fromkeys(found))
 
 

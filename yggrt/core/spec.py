@@ -162,6 +162,13 @@ def format_tree_spec(spec: TreeSpec) -> str:
     return (f"{spec.policy}:{values}" if values else spec.policy) + plan
 
 
+def shape_of(text: str) -> str:
+    """A tree spec without its plan, but for what the plan says of pruning: trees that verify the
+    same rows."""
+    spec = parse_tree_spec(text)
+    return format_tree_spec(msgspec.structs.replace(spec, plan=Plan(prune=spec.plan.prune)))
+
+
 def draft_steps(spec: TreeSpec) -> tuple[int, ...]:
     """Nodes that each step of drafting such a tree runs, at most: the root or the roots of the
     plan first, then those whose children a growth step asks for, last the plan's tail."""
