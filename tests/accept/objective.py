@@ -2,8 +2,9 @@
 
 Parts, each at most some two minutes on a quiet machine:
 
-  predict   predicted against measured time per token of random trees: median error, rank
-            correlation; and of all those trees the one that the search takes against the best
+  predict   predicted against measured time per token of random trees under random plans: median
+            error, rank correlation; and of all of them the one that the search takes against the
+            best
   aal       the tree that is fastest by the objective against the one that accepts most per pass
   forms     the ratio of each pass against the lagrangian, same tree
   never     a drafter that is always wrong, against plain decoding
@@ -32,19 +33,27 @@ from yggrt.bundle import Bundle
 from yggrt.busy import BusyMeter
 from yggrt.cache import open_cache
 from yggrt.core.objective import RATIO, Objective
+from yggrt.core.plans import DraftKind, plans
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import PLAIN, distinct, plain_replay, search_schedule
-from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
 from yggrt.drafters import Candidate, Drafter
 from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
 from yggrt.latency import LatencyTable
-from yggrt.loading import load_graphs
+from yggrt.loading import load_draft_graphs, load_graphs
 from yggrt.measure import Measured, spread_contexts, time_passes, verifier_passes
 from yggrt.recordings import bundle_folds
 from yggrt.replay import replay
-from yggrt.scheduling import Costs, Run, decode, measured_costs, record_answers
+from yggrt.scheduling import (
+    Costs,
+    Run,
+    decode,
+    measured_costs,
+    model_costs,
+    record_answers,
+)
 from yggrt.tune import verify_rows
 
 
@@ -82,6 +91,7 @@ class Bench:
             self.costs.rest_s,
             gate or RunningGate(),
             objective=objective,
+            draft_step=self.costs.draft_step,
         )
 
 
@@ -91,7 +101,8 @@ def prepare(path: Path, num_prompts: int, table_s: float) -> Bench:
         manifest = bundle.manifest
         threads = manifest.target.tuned_for.num_threads
         graphs = load_graphs(bundle, cache, num_threads=threads, mapped=False, on_note=print)
-        folds = bundle_folds(bundle, graphs, 30.0)
+        draft = load_draft_graphs(bundle, cache)
+        folds = bundle_folds(bundle, graphs, 30.0, draft=draft)
     drafter, recordings = folds[0]
     chosen = [one for one in recordings if len(one[1]) > 16][:num_prompts]
     rows = [r for r in verify_rows(manifest, graphs.row_counts) if r <= 16]
@@ -101,6 +112,10 @@ def prepare(path: Path, num_prompts: int, table_s: float) -> Bench:
     measured = bench.table(table_s)
     table = LatencyTable.of(measured.points(manifest.graphs), manifest.graphs)
     bench.costs = measured_costs(table, run)
+    if draft is not None:
+        # The bundle's own times of the model that drafts.
+        built = LatencyTable.of(manifest.latency, manifest.graphs)
+        bench.costs = model_costs(bench.costs, run, built.draft_step)
     print(
         {rows: round(1e3 * table(rows, 128), 2) for rows in bench.rows},
         "ms at 128 tokens;",
@@ -166,8 +181,10 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(top / (sum((p - mx) ** 2 for p in x) * sum((q - my) ** 2 for q in y)) ** 0.5)
 
 
-def random_trees(num: int, largest: int) -> list[str]:
+def random_trees(num: int, largest: int, kind: DraftKind, max_expanded: int) -> list[str]:
+    """Trees of random shapes under random plans."""
     rng = random.Random(0)
+    possible = plans(kind, "cpu")
     trees: dict[str, None] = {}
     while len(trees) < num:
         width, depth = rng.choice((1, 2, 3, 4, 6, 8)), rng.randrange(1, 9)
@@ -175,14 +192,17 @@ def random_trees(num: int, largest: int) -> list[str]:
         frontier = rng.choice(("global", "level"))
         spec = TreeSpec(
             policy="egt", width=width, depth=depth, children=2 * width, verify=verify,
-            frontier=frontier,
+            frontier=frontier, plan=rng.choice(possible),
         )  # fmt: skip
-        trees[format_tree_spec(spec)] = None
+        if sum(draft_steps(spec)) <= max_expanded:
+            trees[format_tree_spec(spec)] = None
     return list(trees)
 
 
 def predict(bench: Bench, num_trees: int, num_tokens: int) -> dict[str, Any]:
-    trees = random_trees(num_trees, bench.rows[-1])
+    drafter = bench.drafter
+    kind, most = drafter.draft_kind, drafter.max_expanded
+    trees = random_trees(num_trees, bench.rows[-1], kind, most)
     recordings = [one._replace(output=list(one.output)[:num_tokens]) for one in bench.recordings]
     costs = bench.costs
     # Gates that stay open on half of the trees: large trees in every pass stretch the range.
@@ -195,7 +215,7 @@ def predict(bench: Bench, num_trees: int, num_tokens: int) -> dict[str, Any]:
     replays = [
         replay(
             bench.drafter, parse_tree_spec(tree), recordings, bench.graphs.row_counts,
-            full[tree] or costs.latency, costs.rest_s, gates[tree](),
+            full[tree] or costs.latency, costs.rest_s, gates[tree](), RATIO, costs.draft_step,
         )
         for tree in trees
     ]  # fmt: skip
