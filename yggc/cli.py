@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggc.report_cli import report
 from yggc.train_cli import train
 from yggrt import __version__
 from yggrt.terminal import (
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 
 app.add_typer(train)
+app.command()(report)
 
 Recipe = Annotated[
     Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")

@@ -1,0 +1,79 @@
+"""Sections to a page, and the page to a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from yggc.report_page.acceptance import acceptance_section, reliability_section
+from yggc.report_page.bundle_tables import bundle_section, comparison_section, schedules_section
+from yggc.report_page.chain import chain_section
+from yggc.report_page.iteration import iteration_section
+from yggc.report_page.measured import Bench, Compared
+from yggc.report_page.prediction import prediction_section
+from yggc.report_page.section import Section
+from yggc.report_page.speedup_map import map_section
+from yggc.report_page.times import times_section
+from yggrt.core.errors import RequestError
+from yggrt.core.schema import Manifest
+
+
+def sections(
+    manifest: Manifest,
+    num_bytes: int,
+    digest: str,
+    benches: Sequence[Bench],
+    compared: Compared | None,
+) -> tuple[Section, ...]:
+    """All parts of the report, in order; `num_bytes` and `digest` are the file's."""
+    return (
+        bundle_section(manifest, num_bytes, digest),
+        schedules_section(manifest, benches),
+        times_section(manifest),
+        map_section(manifest),
+        prediction_section(manifest.schedule.candidates, benches),
+        acceptance_section(benches),
+        reliability_section(benches),
+        iteration_section(manifest),
+        chain_section(manifest, benches),
+        comparison_section(compared),
+    )
+
+
+def render(title: str, built_by: str, parts: Sequence[Section]) -> str:
+    """The page. All text is escaped; figures are this package's own elements."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["element"] = Markup
+    template = (files("yggc.report_page") / "page.html").read_text()
+    return environment.from_string(template).render(title=title, built_by=built_by, parts=parts)
+
+
+def check_output(path: Path) -> None:
+    """Raises RequestError if no page can be written there: before the work, not after it."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RequestError(
+            f"{path}: no report can be written there", "give a file in a folder that exists"
+        )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Writes the whole page or nothing; RequestError if it cannot."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise RequestError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "free some space or choose another file",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
