@@ -30,19 +30,20 @@ def report(
     ] = False,
 ) -> None:
     """Writes one HTML page with the figures of a bundle. Runs none of its native code."""
-    from yggc.report_page.svg import check_matplotlib
-
-    check_matplotlib()
     from yggc.report_page.measured import read_bench, read_comparison
-    from yggc.report_page.page import check_output, render, sections, write_page
+    from yggc.report_page.output import check_output, write_page
+    from yggc.report_page.svg import check_matplotlib
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
 
+    check_matplotlib()
     check_output(output)
     with Bundle.open(file, cache=open_cache(None)) as bundle:
         manifest, num_bytes, digest = bundle.manifest, bundle.num_bytes, bundle.digest
     benches = [read_bench(path, manifest.name, digest) for path in bench or ()]
     compared = None if compare is None else read_comparison(compare, manifest.name, digest)
+    from yggc.report_page.page import render, sections
+
     parts = sections(manifest, num_bytes, digest, benches, compared)
     page = render(f"Report: {manifest.name}", f"yggc {__version__} report", parts)
     write_page(output, page)

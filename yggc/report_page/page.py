@@ -1,11 +1,9 @@
-"""Sections to a page, and the page to a file."""
+"""All sections, and the page that they make."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -19,7 +17,6 @@ from yggc.report_page.prediction import prediction_section
 from yggc.report_page.section import Section
 from yggc.report_page.speedup_map import map_section
 from yggc.report_page.times import times_section
-from yggrt.core.errors import RequestError
 from yggrt.core.schema import Manifest
 
 
@@ -53,27 +50,3 @@ def render(title: str, built_by: str, parts: Sequence[Section]) -> str:
     environment.filters["element"] = Markup
     template = (files("yggc.report_page") / "page.html").read_text()
     return environment.from_string(template).render(title=title, built_by=built_by, parts=parts)
-
-
-def check_output(path: Path) -> None:
-    """Raises RequestError if no page can be written there: before the work, not after it."""
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise RequestError(
-            f"{path}: no report can be written there", "give a file in a folder that exists"
-        )
-
-
-def write_page(path: Path, page: str) -> None:
-    """Writes the whole page or nothing; RequestError if it cannot."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise RequestError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "free some space or choose another file",
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
