@@ -19,8 +19,12 @@ def report(
         typer.Option(help="What `yggrt bench FILE --json` printed (repeatable).", metavar="JSON"),
     ] = None,
     compare: Annotated[
-        Path | None,
-        typer.Option(help="What `yggc compare FILE --json` printed.", metavar="JSON"),
+        list[Path] | None,
+        typer.Option(
+            help="What `yggc compare FILE --json` printed, of libraries or with --policies "
+            "(repeatable).",
+            metavar="JSON",
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.html")
@@ -30,7 +34,7 @@ def report(
     ] = False,
 ) -> None:
     """Writes one HTML page with the figures of a bundle. Runs none of its native code."""
-    from yggc.report_page.measured import read_bench, read_comparison
+    from yggc.report_page.measured import read_measured
     from yggc.report_page.output import check_output, write_page
     from yggc.report_page.svg import check_matplotlib
     from yggrt.bundle import Bundle
@@ -40,11 +44,10 @@ def report(
     check_output(output)
     with Bundle.open(file, cache=open_cache(None)) as bundle:
         manifest, num_bytes, digest = bundle.manifest, bundle.num_bytes, bundle.digest
-    benches = [read_bench(path, manifest.name, digest) for path in bench or ()]
-    compared = None if compare is None else read_comparison(compare, manifest.name, digest)
+    measured = read_measured(bench or (), compare or (), manifest.name, digest)
     from yggc.report_page.page import render, sections
 
-    parts = sections(manifest, num_bytes, digest, benches, compared)
+    parts = sections(manifest, num_bytes, digest, measured)
     page = render(f"Report: {manifest.name}", f"yggc {__version__} report", parts)
     write_page(output, page)
     note(f"{output}: {len(page.encode()) / 1e3:.0f} kB")

@@ -146,5 +146,52 @@ def bench_json(**changes: Any) -> dict[str, Any]:
     }
 
 
+def policies_json(**changes: Any) -> dict[str, Any]:
+    """What a comparison of two policies at one temperature prints, as far as it is read."""
+    plain = {
+        "policy": "plain",
+        "tree": "plain",
+        "tpot_ms": 6.0,
+        "mean_acceptance_length": 1.0,
+        "speedup": 1.0,
+        "speedup_interval": [1, 1],
+        "behind": 1.5,
+        "behind_interval": [1.4, 1.6],
+    }
+    egt = {
+        **plain,
+        "policy": "egt",
+        "tree": TREE,
+        "tpot_ms": 4.0,
+        "mean_acceptance_length": 2.25,
+        "speedup": 1.5,
+        "speedup_interval": [1.4, 1.625],
+        "behind": 1.0,
+        "behind_interval": None,
+    }
+    lengths = {8: {"egt": 2.0}, 4: {"egt": 1.5, "sequence": 1.25}}
+    budgets = [
+        {
+            "rows": rows,
+            "policies": [
+                {"policy": name, "tree": "", "mean_acceptance_length": length}
+                for name, length in known.items()
+            ],
+        }
+        for rows, known in lengths.items()
+    ]
+    return {
+        "bundle": "small",
+        "digest": "d" * 64,
+        "prompts": ["1", "2"],
+        "num_tokens": 12,
+        "reference": "egt",
+        "refused": [{"policy": "medusa", "reason": "no tree of it fits"}],
+        "busy_share": 0.0,
+        "temperatures": [{"temperature": 0.6, "policies": [egt, plain], "budgets": budgets}],
+        **changes,
+    }
+
+
 def bench(**changes: Any) -> Bench:
     return msgspec.convert(bench_json(**changes), Bench)

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 VOID = {"meta", "br"}
 SECTIONS = [
     "The bundle",
-    "Trees and policies",
+    "Trees",
+    "Policies",
     "Times of a pass",
     "Predicted speed-up by width and depth",
     "Predicted and measured",

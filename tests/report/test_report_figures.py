@@ -7,12 +7,13 @@ from fractions import Fraction as F
 
 import msgspec
 import pytest
-from report.lab import TREE, bench, bench_json, candidate, drafted_lab, lab
+from report.lab import TREE, bench, bench_json, candidate, drafted_lab, lab, policies_json
 
 from yggc.report_page.acceptance import promise_kept, reliability
 from yggc.report_page.chain import Chain, alpha_of, cost_of
 from yggc.report_page.iteration import iteration
-from yggc.report_page.measured import Bench
+from yggc.report_page.measured import Bench, ComparedPolicies
+from yggc.report_page.policies import lengths_by_policy
 from yggc.report_page.prediction import Pair, median_error, pairs, rank_correlation
 from yggc.report_page.speedup_map import Cell, draw_map, recorded_map, replayed_map
 from yggc.report_page.svg import svg_of
@@ -116,6 +117,11 @@ def test_reliability_is_of_means_a_pass() -> None:
     assert promise_kept(bench()) == 1
     tree = {**bench_json()["tree"], "promised": []}
     assert promise_kept(msgspec.convert(bench_json(tree=tree), Bench)) is None
+
+
+def test_lengths_of_policies_at_equal_rows() -> None:
+    [found] = msgspec.convert(policies_json(), ComparedPolicies).temperatures
+    assert lengths_by_policy(found) == {"egt": [(4, 1.5), (8, 2.0)], "sequence": [(4, 1.25)]}
 
 
 def test_one_iteration_that_n_grams_draft() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 from bundle.small import write_small
-from report.lab import bench, bench_json, candidate, drafted_lab, lab
+from report.lab import bench, bench_json, candidate, drafted_lab, lab, policies_json
 from report.pages import read_page
 from typer.testing import CliRunner, Result
 
 from yggc import cli
-from yggc.report_page.measured import Compared
+from yggc.report_page.measured import Compared, ComparedPolicies, Measured
 from yggc.report_page.page import render, sections
 from yggrt.bundle import Bundle
 
@@ -26,10 +26,8 @@ pytest.importorskip("matplotlib")
 COMPARED = {
     "bundles": [{"name": "other", "digest": "0" * 64}],
     "rows": [
-        {"title": "tree", "tpot_ms": 2.0, "ratio": 2.5, "ratio_interval": [2, 3],
-         "is_bundle": True},
-        {"title": "transformers: plain", "tpot_ms": 5.0, "ratio": 1.0, "ratio_interval": None,
-         "is_bundle": False, "mean_acceptance_length": 1.5},
+        {"title": "tree", "tpot_ms": 2.0, "ratio": 2.5, "ratio_interval": [2, 3]},
+        {"title": "transformers: plain", "tpot_ms": 5.0, "ratio": 1.0, "ratio_interval": None},
     ],
     "reference": "transformers: plain",
     "prompts": ["1", "2"],
@@ -71,18 +69,23 @@ def digest_of(path: Path) -> str:
 
 def test_a_page_of_everything() -> None:
     made = lab()
-    compared = msgspec.convert(COMPARED, Compared)
-    benches = [bench(), bench(), bench(busy_share=0.5, interrupted=True)]
-    text = render("T", "by", sections(made, 1_000_000, "d" * 64, benches, compared))
+    measured = Measured(
+        [bench(), bench(), bench(busy_share=0.5, interrupted=True)],
+        [msgspec.convert(COMPARED, Compared)],
+        [msgspec.convert(policies_json(), ComparedPolicies)],
+    )
+    text = render("T", "by", sections(made, 1_000_000, "d" * 64, measured))
     page = read_page(text)
-    assert [part.missing for part in page.parts.values()] == [""] * 10
+    assert {part.missing for part in page.parts.values()} == {""}
     everything = {title: " ".join(part.text) for title, part in page.parts.items()}
     assert "Example CPU, 2 threads on 2 cores" in everything["The bundle"]
     assert "apache-2.0" in everything["The bundle"]
     assert "Other processes took 1%" in everything["The bundle"]
-    assert "1.25 [1.20, 1.30]" in everything["Trees and policies"]
-    assert "Other processes took 50%" in everything["Trees and policies"]
-    assert "was interrupted" in everything["Trees and policies"]
+    assert "1.25 [1.20, 1.30]" in everything["Trees"]
+    assert "Other processes took 50%" in everything["Trees"]
+    assert "was interrupted" in everything["Trees"]
+    assert "1.50 [1.40, 1.62]" in everything["Policies"]
+    assert "medusa: no tree of it fits" in everything["Policies"]
     assert "from 4 to 8 rows (at context 8)" in everything["Times of a pass"]
     assert "3 schedules, median error 0.0%" in everything["Predicted and measured"]
     assert "g* = 2" in everything["Chains in theory"]
@@ -94,7 +97,7 @@ def test_a_page_of_everything() -> None:
 
 def test_a_model_that_drafts_has_a_map_of_what_was_kept() -> None:
     made = drafted_lab()
-    page = read_page(render("T", "by", sections(made, 1, "d" * 64, [bench()], None)))
+    page = read_page(render("T", "by", sections(made, 1, "d" * 64, Measured([bench()]))))
     text = " ".join(page.parts["Predicted speed-up by width and depth"].text)
     assert "The best cell: width 1, depth 2, at most 3 rows, 1.40x" in text
     assert "agreement" not in page.parts["Chains in theory"].missing
@@ -104,21 +107,23 @@ def test_names_are_text_and_nothing_else() -> None:
     name = '<script>alert("$x$")</script>'
     made = msgspec.structs.replace(lab(), name=name, built_by=f"{name} & co")
     evil = bench(tree={**bench_json()["tree"], "spec": "sequence:depth=2"})
-    text = render(name, name, sections(made, 1, "d" * 64, [evil], None))
+    text = render(name, name, sections(made, 1, "d" * 64, Measured([evil])))
     page = read_page(text)
     assert name in " ".join(page.parts["The bundle"].text)
 
 
 def test_the_command_writes_a_page_of_a_file(small: Path, tmp_path: Path) -> None:
-    bench_file, compared_file = tmp_path / "bench.json", tmp_path / "compare.json"
+    bench_file, compared_file, policies_file = (
+        tmp_path / name for name in ("bench.json", "compare.json", "policies.json")
+    )
     digest = digest_of(small)
     bench_file.write_text(json.dumps(bench_json(digest=digest)))
     mine = {"name": "small", "digest": digest}
     compared_file.write_text(json.dumps({**COMPARED, "bundles": [*COMPARED["bundles"], mine]}))
+    policies_file.write_text(json.dumps(policies_json(digest=digest)))
     out = tmp_path / "out.html"
-    done = report(
-        small, "--bench", bench_file, "--compare", compared_file, "-o", out, cache=tmp_path / "c"
-    )
+    comparisons = ("--compare", compared_file, "--compare", policies_file)
+    done = report(small, "--bench", bench_file, *comparisons, "-o", out, cache=tmp_path / "c")
     assert done.exit_code == 0, done.stderr
     assert done.stdout == ""
     page = read_page(out.read_text())
@@ -171,6 +176,9 @@ def test_other_comparisons_are_refused(small: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(COMPARED))
     done = report(small, "--compare", file, "-o", out, cache=tmp_path / "c")
     refused(done, tmp_path, "is of other (0000000000000000)", "small (")
+    file.write_text(json.dumps(policies_json(digest="e" * 64, bundle="another")))
+    done = report(small, "--compare", file, "-o", out, cache=tmp_path / "c")
+    refused(done, tmp_path, "is of another (eeeeeeeeeeeeeeee)", "small (")
     file.write_text(json.dumps(bench_json()))
     done = report(small, "--compare", file, "-o", out, cache=tmp_path / "c")
     refused(done, tmp_path, "is not what `yggc compare FILE --json` prints")
@@ -222,9 +230,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_schedule_with_nothing_to_show_has_reasons() -> None:
     made = lab(candidates=(), recordings=(), tree="plain", stage_s={})
-    page = read_page(render("T", "by", sections(made, 1, "d" * 64, [], None)))
+    page = read_page(render("T", "by", sections(made, 1, "d" * 64, Measured())))
     shown = {title for title, part in page.parts.items() if not part.missing}
     assert shown == {"The bundle", "Times of a pass", "One iteration"}
     plain = lab(candidates=(candidate("plain", 1.0, 10.0, 1.0, None, None),), recordings=())
-    page = read_page(render("T", "by", sections(plain, 1, "d" * 64, [], None)))
+    page = read_page(render("T", "by", sections(plain, 1, "d" * 64, Measured())))
     assert page.parts["Predicted and measured"].missing

@@ -86,7 +86,7 @@ def schedules_section(manifest: Manifest, benches: Sequence[Bench]) -> Section:
     tables = tuple(one for one in (build, run) if one.rows)
     if not tables:
         return Section(
-            "Trees and policies",
+            "Trees",
             missing="The build kept no candidates and no bench was given.",
         )
     text = (
@@ -94,7 +94,7 @@ def schedules_section(manifest: Manifest, benches: Sequence[Bench]) -> Section:
         "prompts' ratios of plain to tree time per token, in brackets their 95 % interval.",
         *_warnings(benches),
     )
-    return Section("Trees and policies", text, tables=tables)
+    return Section("Trees", text, tables=tables)
 
 
 def _warnings(benches: Sequence[Bench]) -> Iterator[str]:
@@ -108,33 +108,33 @@ def _warnings(benches: Sequence[Bench]) -> Iterator[str]:
             yield f"The bench of {one.tree.spec} was interrupted: these prompts were finished."
 
 
-def comparison_section(compared: Compared | None) -> Section:
+def runtimes_section(comparisons: Sequence[Compared]) -> Section:
     title = "Beside other runtimes"
-    if compared is None:
+    if not comparisons:
         return Section(
             title,
             missing="No comparison was given (`yggc compare FILE --json > compare.json`, then "
             "`--compare compare.json`).",
         )
-    rows = tuple(
-        (
-            one.title,
-            f"{one.tpot_ms:.2f}",
-            "" if one.mean_acceptance_length is None else f"{one.mean_acceptance_length:.2f}",
-            f"{one.ratio:.2f}x{shown_interval(one.ratio_interval)}",
+    text: list[str] = []
+    for compared in comparisons:
+        text.append(
+            f"{compared.date}: {len(compared.prompts)} prompts x {compared.num_tokens} tokens, "
+            f"all in turns. The reference is {compared.reference}; ratios are means over prompts, "
+            "in brackets their 95 % interval."
         )
+        text += [f"Not measured: {one.title}: {one.reason}" for one in compared.missing]
+        if compared.interrupted:
+            text.append("It was interrupted: these are the prompts that were finished.")
+    return Section(title, tuple(text), tables=tuple(map(_runtimes_table, comparisons)))
+
+
+def _runtimes_table(compared: Compared) -> Table:
+    rows = tuple(
+        (one.title, f"{one.tpot_ms:.2f}", f"{one.ratio:.2f}x{shown_interval(one.ratio_interval)}")
         for one in compared.rows
     )
-    table = Table(("per token", "ms", "tokens a pass", "against the reference"), rows)
-    text = [
-        f"{compared.date}: {len(compared.prompts)} prompts x {compared.num_tokens} tokens, all "
-        f"in turns. The reference is {compared.reference}; ratios are means over prompts, in "
-        "brackets their 95 % interval.",
-    ]
-    text += [f"Not measured: {one.title}: {one.reason}" for one in compared.missing]
-    if compared.interrupted:
-        text.append("The comparison was interrupted: these are the prompts that were finished.")
-    return Section(title, tuple(text), tables=(table,))
+    return Table(("per token", "ms", "against the reference"), rows)
 
 
 def _shown(value: float | None) -> str:

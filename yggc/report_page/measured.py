@@ -1,9 +1,11 @@
-"""The JSON of `yggrt bench` and `yggc compare`, as far as a report reads it, checked to be of the
-report's bundle.
+"""The JSON of `yggrt bench` and `yggc compare`, of libraries and of policies, as far as a report
+reads it, checked to be of the report's bundle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,8 +66,6 @@ class ComparedRow(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
     ratio: float
     ratio_interval: Interval
-    is_bundle: bool
-    mean_acceptance_length: float | None = None
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -86,28 +86,111 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
 
 
-Report = TypeVar("Report", Bench, Compared)
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy with its best setting. `speedup`: over plain decoding; `behind`: its time over that
+    of the reference."""
+
+    policy: str
+    tree: str
+    tpot_ms: float
+    mean_acceptance_length: float
+    speedup: float
+    speedup_interval: Interval
+    behind: float
+    behind_interval: Interval
 
 
-def read_bench(path: Path, name: str, digest: str) -> Bench:
-    """The bench in a file; RequestError if it is none, or of another bundle than that of this name
-    and digest."""
-    found = _read(path, Bench, "yggrt bench FILE --json")
-    if not found.digest:
-        raise _unmarked(path, "yggrt bench FILE --json")
-    if found.digest != digest:
-        raise _other(path, [(found.bundle, found.digest)], name, digest)
+class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    mean_acceptance_length: float
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Policies that verify at most `rows` rows."""
+
+    rows: int
+    policies: tuple[BudgetRow, ...]
+
+
+class AtTemperature(msgspec.Struct, frozen=True, kw_only=True):
+    temperature: float
+    policies: tuple[PolicyRow, ...]
+    budgets: tuple[Budget, ...] = ()
+
+
+class Refused(msgspec.Struct, frozen=True):
+    policy: str
+    reason: str
+
+
+class ComparedPolicies(msgspec.Struct, frozen=True, kw_only=True):
+    """What `yggc compare --policies --json` prints."""
+
+    bundle: str
+    digest: str
+    temperatures: tuple[AtTemperature, ...]
+    reference: str
+    prompts: tuple[str, ...]
+    num_tokens: int
+    refused: tuple[Refused, ...] = ()
+    busy_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that a report has beside the bundle."""
+
+    benches: list[Bench] = field(default_factory=list)
+    runtimes: list[Compared] = field(default_factory=list)
+    policies: list[ComparedPolicies] = field(default_factory=list)
+
+
+class _Kind(msgspec.Struct):
+    """Which of the two comparisons a file holds."""
+
+    temperatures: msgspec.Raw = msgspec.Raw()
+
+
+Report = TypeVar("Report", Bench, Compared, ComparedPolicies, _Kind)
+
+
+def read_measured(
+    benches: Sequence[Path], comparisons: Sequence[Path], name: str, digest: str
+) -> Measured:
+    """What the files hold; RequestError if one holds something else, or of another bundle than
+    that of this name and digest."""
+    bench, compare = "yggrt bench FILE --json", "yggc compare FILE --json"
+    found = Measured()
+    for path in benches:
+        one = _read(path, Bench, bench)
+        _check(path, bench, [(one.bundle, one.digest)], name, digest)
+        found.benches.append(one)
+    for path in comparisons:
+        if _read(path, _Kind, compare).temperatures:
+            policies = _read(path, ComparedPolicies, compare)
+            _check(path, compare, [(policies.bundle, policies.digest)], name, digest)
+            found.policies.append(policies)
+        else:
+            runtimes = _read(path, Compared, compare)
+            bundles = [(one.name, one.digest) for one in runtimes.bundles]
+            _check(path, compare, bundles, name, digest)
+            found.runtimes.append(runtimes)
     return found
 
 
-def read_comparison(path: Path, name: str, digest: str) -> Compared:
-    """As `read_bench`, of a comparison in which the bundle takes part."""
-    found = _read(path, Compared, "yggc compare FILE --json")
-    if not found.bundles:
-        raise _unmarked(path, "yggc compare FILE --json")
-    if digest not in (one.digest for one in found.bundles):
-        raise _other(path, [(one.name, one.digest) for one in found.bundles], name, digest)
-    return found
+def _check(
+    path: Path, command: str, bundles: Sequence[tuple[str, str]], name: str, digest: str
+) -> None:
+    if not all(found for _, found in bundles) or not bundles:
+        raise RequestError(
+            f"{path}: does not say by a digest which bundle it is of", f"run `{command}` again"
+        )
+    if digest not in (found for _, found in bundles):
+        of = ", ".join(f"{one} ({found[:_SHOWN_DIGITS]})" for one, found in bundles)
+        raise RequestError(
+            f"{path}: is of {of}, the report is of {name} ({digest[:_SHOWN_DIGITS]})",
+            "give files that were made with the bundle of the report",
+        )
 
 
 def _read(path: Path, kind: type[Report], command: str) -> Report:
@@ -123,17 +206,3 @@ def _read(path: Path, kind: type[Report], command: str) -> Report:
         raise RequestError(
             f"{path}: is not what `{command}` prints: {error}", f"make it with `{command} > ...`"
         ) from error
-
-
-def _unmarked(path: Path, command: str) -> RequestError:
-    return RequestError(
-        f"{path}: does not say by a digest which bundle it is of", f"run `{command}` again"
-    )
-
-
-def _other(path: Path, bundles: list[tuple[str, str]], name: str, digest: str) -> RequestError:
-    found = ", ".join(f"{one} ({what[:_SHOWN_DIGITS]})" for one, what in bundles)
-    return RequestError(
-        f"{path}: is of {found}, the report is of {name} ({digest[:_SHOWN_DIGITS]})",
-        "give files that were made with the bundle of the report",
-    )

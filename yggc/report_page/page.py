@@ -9,10 +9,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from yggc.report_page.acceptance import acceptance_section, reliability_section
-from yggc.report_page.bundle_tables import bundle_section, comparison_section, schedules_section
+from yggc.report_page.bundle_tables import bundle_section, runtimes_section, schedules_section
 from yggc.report_page.chain import chain_section
 from yggc.report_page.iteration import iteration_section
-from yggc.report_page.measured import Bench, Compared
+from yggc.report_page.measured import Measured
+from yggc.report_page.policies import policies_section
 from yggc.report_page.prediction import prediction_section
 from yggc.report_page.section import Section
 from yggc.report_page.speedup_map import map_section
@@ -21,16 +22,14 @@ from yggrt.core.schema import Manifest
 
 
 def sections(
-    manifest: Manifest,
-    num_bytes: int,
-    digest: str,
-    benches: Sequence[Bench],
-    compared: Compared | None,
+    manifest: Manifest, num_bytes: int, digest: str, measured: Measured
 ) -> tuple[Section, ...]:
     """All parts of the report, in order; `num_bytes` and `digest` are the file's."""
+    benches = measured.benches
     return (
         bundle_section(manifest, num_bytes, digest),
         schedules_section(manifest, benches),
+        policies_section(measured.policies),
         times_section(manifest),
         map_section(manifest),
         prediction_section(manifest.schedule.candidates, benches),
@@ -38,7 +37,7 @@ def sections(
         reliability_section(benches),
         iteration_section(manifest),
         chain_section(manifest, benches),
-        comparison_section(compared),
+        runtimes_section(measured.runtimes),
     )
 
 
