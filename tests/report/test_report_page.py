@@ -132,7 +132,8 @@ def test_the_command_writes_a_page_of_a_file(small: Path, tmp_path: Path) -> Non
     assert missing == {"Predicted speed-up by width and depth", "Predicted and measured"}
     assert "one row count" in " ".join(page.parts["Times of a pass"].text)
     assert f"{out}: " in done.stderr
-    sole = tmp_path / "sole.html"
+    # An earlier page is written over.
+    sole = out
     assert report(small, "-o", sole, cache=tmp_path / "c").exit_code == 0
     page = read_page(sole.read_text())
     assert "yggrt bench FILE --json" in page.parts["Acceptance by depth and rank"].missing
@@ -198,6 +199,12 @@ def test_a_page_that_cannot_be_written_leaves_nothing(small: Path, tmp_path: Pat
     refused(done, tmp_path, "none/out.html: no report can be written there")
     done = report(small, "-o", tmp_path, cache=tmp_path / "c")
     refused(done, tmp_path, "no report can be written there")
+    done = report(small, "-o", "/dev/null", cache=tmp_path / "c")
+    refused(done, tmp_path, "/dev/null: no report can be written there")
+    before = small.read_bytes()
+    done = report(small, "-o", small, cache=tmp_path / "c")
+    refused(done, tmp_path, "small.ygg: exists and is no page, so it is not overwritten")
+    assert small.read_bytes() == before
     done = alone(
         small, "-o", tmp_path / "out.html", cache=tmp_path / "c",
         before="resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))",

@@ -53,6 +53,8 @@ def _style(title: str) -> dict[str, Any]:
     return {
         **dict.fromkeys(inks, _INK),
         "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
         "axes.grid": True,
         "axes.axisbelow": True,
         "axes.spines.top": False,
