@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggc.report_cli import report
 from yggc.simulate_cli import simulate, traces
 from yggc.train_cli import train
 from yggrt import __version__
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.add_typer(train)
 app.command()(traces)
 app.command()(simulate)
+app.command()(report)
 
 Recipe = Annotated[
     Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")

@@ -11,6 +11,7 @@ from typing import Any
 from yggrt.bench_runs import Conversation, Measured, Run, Turn
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import format_tree_spec
+from yggrt.engine import Promised
 from yggrt.interval import bootstrap_interval
 
 
@@ -66,13 +67,18 @@ def _way(runs: Sequence[Sequence[Run]], weight_bytes: int, bandwidth: float) -> 
     stage_ms: dict[str, float] = {}
     tests: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
+    ranks: Counter[int] = Counter()
+    children: Counter[int] = Counter()
     for one in stats:
         for name, ms in one.stage_ms.items():
             stage_ms[name] = stage_ms.get(name, 0.0) + ms
         tests.update(one.tests_histogram)
         accepted.update(one.accepted_histogram)
+        ranks.update(one.ranks_histogram)
+        children.update(one.children_histogram)
     tests_per_depth = reached_per_depth(tests)
     accepts_per_depth = reached_per_depth(accepted)
+    tests_per_rank = reached_per_depth(children)
     decode_ms = sum(stage_ms.values())
     bytes_per_s = weight_bytes * num_passes / (stage_ms["verify"] / 1e3)
     tpots = [run.tpot_ms for run in every]
@@ -97,6 +103,12 @@ def _way(runs: Sequence[Sequence[Run]], weight_bytes: int, bandwidth: float) -> 
             )
         ],
         "tests_per_depth": tests_per_depth,
+        # Shares of the visited rows with a first, a second child and so on that it was accepted.
+        "acceptance_per_rank": [
+            ranks[rank] / num_tests for rank, num_tests in enumerate(tests_per_rank)
+        ],
+        "tests_per_rank": tests_per_rank,
+        "promised": _promised([one.promised for one in stats]),
         # Of the accepted tokens, those that each of two drafters had.
         "accepted": sum(one.accepted for one in stats),
         "accepted_first": sum(one.accepted_first for one in stats),
@@ -110,6 +122,22 @@ def _way(runs: Sequence[Sequence[Run]], weight_bytes: int, bandwidth: float) -> 
         "weight_bytes_per_s": bytes_per_s,
         "bandwidth_share": bytes_per_s / bandwidth,
     }
+
+
+def _promised(every: Sequence[Mapping[int, Promised]]) -> list[dict[str, Any]]:
+    """Passes with a tree by what they promised, least first."""
+    found: dict[int, list[Promised]] = {}
+    for one in every:
+        for step, promised in one.items():
+            found.setdefault(step, []).append(promised)
+    return [
+        {
+            "num_passes": sum(one.num_passes for one in some),
+            "expected": sum(one.expected for one in some),
+            "accepted": sum(one.accepted for one in some),
+        }
+        for _, some in sorted(found.items())
+    ]
 
 
 def _speedup(conversations: Sequence[Conversation]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from yggrt.run import (
     parse_ids,
     show,
     show_choices,
+    show_passes,
     system_messages,
     talk,
     to_json,
@@ -38,6 +39,7 @@ from yggrt.terminal import (
 )
 
 if TYPE_CHECKING:
+    from yggrt.engine import Pass
     from yggrt.session import Options, Session
 
 app = typer.Typer(
@@ -160,6 +162,10 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
     tree: Tree = None,
     stats: Annotated[bool, typer.Option("--stats", help="All statistics, on stderr.")] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="The token trees of all passes, on stderr."),
+    ] = False,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
     verbose: Verbose = False,
@@ -205,6 +211,14 @@ def run(
     Request.of(options)
     if prompt is None and prompt_ids is None and (num_choices or 1) > 1:
         raise RequestError("--n is given and no prompt", "a conversation has one answer a turn")
+    if explain and ((prompt is None and prompt_ids is None) or (num_choices or 1) > 1):
+        raise RequestError(
+            "--explain is given and not one prompt with one answer",
+            "give --prompt TEXT or --ids, and leave out --n",
+        )
+    passes: list[Pass] = []
+    if explain:
+        options["on_pass"] = passes.append
     session = _load(file, threads, cache_dir, tree, mapped)
     use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
@@ -232,6 +246,8 @@ def run(
             done = show(session, stream, quiet=as_json)
     if as_json:
         print(json.dumps(to_json(done)))
+    if explain:
+        show_passes(session, done, passes)
     if stats:
         note_statistics(done)
     elif not as_json:
@@ -376,6 +392,7 @@ def bench(
                 progress=progress,
                 cancelled=interrupt.requested,
             )
+            report["digest"] = bundle.digest
             if trace is not None and not report["interrupted"]:
                 write_trace(trace_bundle(session, bundle.manifest, chosen[0], max_tokens), trace)
     if left_out := report["num_turns_left_out"]:

@@ -33,6 +33,8 @@ CONTEXT_BLOCK = 64
 # Share of the least value that pays at which nodes are still drafted: what one lacks others of the
 # same graph may have to spare, and rows that they leave free cost nothing.
 SLACK = 0.5
+# Width of the bins of expected tokens that passes are counted in.
+PROMISED_STEP = 0.5
 # What a second drafter brings beside the tree: few ways to go on, each for long.
 SECOND = TreeSpec(policy="egt", width=2, depth=8, children=4)
 
@@ -50,6 +52,28 @@ class StepResult(NamedTuple):
         return self.num_rows == 1
 
 
+class Pass(NamedTuple):
+    """Why a pass emitted what it did: the tree that was drafted, the rows of it that were verified
+    (again as a tree; both are the root alone where nothing was drafted), what was accepted of
+    those, and the gate before the pass.
+    """
+
+    drafted: TokenTree
+    verified: TokenTree
+    accepted: Accepted
+    gate_open: bool
+    trust: float
+
+
+class Promised(NamedTuple):
+    """Passes with a tree, added up: what the path probabilities of their verified nodes promised
+    to be accepted, and what was."""
+
+    num_passes: int = 0
+    expected: float = 0.0
+    accepted: int = 0
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counts since the last start. The token that prefill gives belongs to no pass and is not
@@ -60,7 +84,10 @@ class EngineStats:
     for them, whether it was verified or not. num_tests: visited rows that had a drafted child;
     tests_histogram: passes by how many they had, one at each depth from 1 on. accepted_first,
     accepted_second: accepted tokens that the tree of the drafter and that of the second had, some
-    of them both.
+    of them both. ranks_histogram: accepted nodes by their place among the children of their
+    parent, 0 the first; children_histogram: visited rows by how many children they had, at least
+    one. promised: passes with a tree by their expected tokens in steps of PROMISED_STEP, before
+    the gate's trust.
     """
 
     num_passes: int = 0
@@ -77,6 +104,9 @@ class EngineStats:
     accepted_histogram: Counter[int] = field(default_factory=Counter)
     tests_histogram: Counter[int] = field(default_factory=Counter)
     rows_histogram: Counter[int] = field(default_factory=Counter)
+    ranks_histogram: Counter[int] = field(default_factory=Counter)
+    children_histogram: Counter[int] = field(default_factory=Counter)
+    promised: dict[int, Promised] = field(default_factory=dict)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     @property
@@ -150,8 +180,10 @@ class Engine:
             rows: buckets[rows]
             for rows in sorted({*buckets.values(), spec.verify} & buckets.keys())
         }
-        # The trees that joined into this pass's, for the record of who was right.
+        # The trees that joined into this pass's, for the record of who was right, and this pass's
+        # before it was pruned.
         self._grown: tuple[TokenTree, ...] = ()
+        self._drafted: TokenTree | None = None
         self._seconds: dict[int, float] = {}
         self._min_value = 0.0
         self._block = -1
@@ -160,6 +192,8 @@ class Engine:
         self.stats = EngineStats()
         # Hears of every stage as it ends: its name, start and end in seconds of perf_counter.
         self.on_stage: Callable[[Stage, float, float], None] | None = None
+        # Hears of every pass once its tokens are emitted.
+        self.on_pass: Callable[[Pass], None] | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -236,6 +270,9 @@ class Engine:
         self._drafter.observe(self._length, out.hidden, (0, *accepted.path))
         self._commit(accepted)
         self._ended("commit", start)
+        if self.on_pass is not None:
+            drafted = self._drafted if drafts and self._drafted is not None else tree
+            self.on_pass(Pass(drafted, tree, accepted, self._gate.is_open, self._gate.trust))
         self._record(tree, accepted, drafts)
         return StepResult(accepted.tokens, tree.num_nodes, len(accepted.path))
 
@@ -261,13 +298,15 @@ class Engine:
         tree = self._grow(self._ids[-1], self._spec, self._drafter, min_score)
         if self._spec.policy == "lookahead":
             # Its rows are there for what they teach, too.
-            return clip_depth(tree, self.room - 1)
+            self._drafted = clip_depth(tree, self.room - 1)
+            return self._drafted
         if self._drafter.second is not None:
             beside = grow_egt(self._ids[-1], SECOND, self._drafter.second, min_score)
             self._grown = tree, beside
             tree = join(tree, beside)
         if self.room <= max(self._spec.depth, SECOND.depth):
             tree = clip_depth(tree, self.room - 1)
+        self._drafted = tree
         if self._plan.prune == "off":
             return prune(tree, self._spec.verify)
         values = sorted([trust * score for score in tree.scores[1:]], reverse=True)
@@ -327,7 +366,23 @@ class Engine:
             stats.accepted_first += first
             stats.accepted_second += second
             self._grown = ()
-        self._gate.record(sum(tree.scores[1:]), num_accepted, self._cost(tree, drafted))
+        expected = sum(tree.scores[1:])
+        if tree.num_nodes > 1:
+            self._record_tree(tree.parents, accepted.path, expected)
+        self._gate.record(expected, num_accepted, self._cost(tree, drafted))
+
+    def _record_tree(self, parents: Sequence[int], path: Sequence[int], expected: float) -> None:
+        stats = self.stats
+        for row in path:
+            stats.ranks_histogram[parents[:row].count(parents[row])] += 1
+        for row in (0, *path):
+            if num_children := parents.count(row):
+                stats.children_histogram[num_children] += 1
+        step = int(expected / PROMISED_STEP)
+        before = stats.promised.get(step, Promised())
+        stats.promised[step] = Promised(
+            before.num_passes + 1, before.expected + expected, before.accepted + len(path)
+        )
 
     def _cost(self, tree: TokenTree, drafted: bool) -> Cost:
         seconds = self._seconds_here()

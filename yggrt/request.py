@@ -9,7 +9,7 @@ from typing import Any
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import parse_tree_spec
-from yggrt.engine import Stage
+from yggrt.engine import Pass, Stage
 from yggrt.sampling.params import SamplingOptions, SamplingParams, check_whole
 
 DEFAULT_MAX_TOKENS = 256
@@ -24,7 +24,8 @@ class Options(SamplingOptions, total=False):
     False drafts in every pass, whether it pays or not. reuse: keep the cache rows of a prefix
     shared with the request before. ignore_eos: EOS ids are tokens like any other. cancelled: asked
     after each pass; True ends the output there. on_stage: told of every stage of every pass as it
-    ends, its start and end in seconds of `perf_counter`.
+    ends, its start and end in seconds of `perf_counter`. on_pass: told of every pass, which costs
+    it time.
     """
 
     max_tokens: int
@@ -36,6 +37,7 @@ class Options(SamplingOptions, total=False):
     ignore_eos: bool
     cancelled: Callable[[], bool]
     on_stage: Callable[[Stage, float, float], None] | None
+    on_pass: Callable[[Pass], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Request:
     ignore_eos: bool = False
     cancelled: Callable[[], bool] = lambda: False
     on_stage: Callable[[Stage, float, float], None] | None = None
+    on_pass: Callable[[Pass], None] | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any], *, reuse: bool = False) -> Request:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from yggrt.core.errors import RequestError
 from yggrt.terminal import Interrupt, note, report_error
 
 if TYPE_CHECKING:
+    from yggrt.engine import Pass
     from yggrt.session import Completion, Options, Piece, Session
     from yggrt.template import Message
 
@@ -59,6 +60,17 @@ def show_choices(session: Session, done: Completion, *, quiet: bool = False) -> 
         if not quiet:
             note(f"choice {number}, {one.finish_reason}:")
             print(one.text if session.text is not None else ",".join(map(str, one.ids)))
+
+
+def show_passes(session: Session, done: Completion, passes: Sequence[Pass]) -> None:
+    """Prints the trees of all passes to stderr, beside the results."""
+    from rich.console import Console
+
+    from yggrt.explain import explain
+
+    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    for one in explain(done, passes, session.text):
+        console.print(one)
 
 
 def system_messages(system: str | None) -> list[dict[str, str]]:

@@ -176,7 +176,7 @@ class Session:
     ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
         engine = self._engine_for(request.tree or self.tree, request.gated)
-        engine.on_stage = request.on_stage
+        engine.on_stage, engine.on_pass = request.on_stage, request.on_pass
         eos_ids = () if request.ignore_eos else self._eos_ids
         output = Output(
             ending_ids=(*eos_ids, *request.sampling.stop_ids),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from yggrt.engine import EngineStats
+from yggrt.engine import EngineStats, Promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Stats:
     accepted, and not in num_tokens.
     tests_histogram: passes by the depth down to which a drafted token was tested.
     accepted_first, accepted_second: how many of the accepted each of two drafters had, 0 where one
-    drafts.
+    drafts. ranks_histogram, children_histogram, promised: as in EngineStats.
     stage_ms: decode time by stage; `other` is what the stages leave. seed: what the tokens were
     drawn with, None for greedy decoding.
     """
@@ -40,6 +40,9 @@ class Stats:
     tests_histogram: dict[int, int]
     accepted_first: int
     accepted_second: int
+    ranks_histogram: dict[int, int]
+    children_histogram: dict[int, int]
+    promised: dict[int, Promised]
     ttft_ms: float
     prefill_ms: float
     tpot_ms: float | None
@@ -87,6 +90,9 @@ class Stats:
             tests_histogram=dict(sorted(engine.tests_histogram.items())),
             accepted_first=engine.accepted_first,
             accepted_second=engine.accepted_second,
+            ranks_histogram=dict(sorted(engine.ranks_histogram.items())),
+            children_histogram=dict(sorted(engine.children_histogram.items())),
+            promised=dict(sorted(engine.promised.items())),
             ttft_ms=1e3 * ttft_s,
             prefill_ms=1e3 * engine.stage_s["prefill"],
             tpot_ms=1e3 * decode_s / (num_tokens - 1) if num_tokens > 1 else None,

@@ -134,6 +134,17 @@ def test_acceptance_per_depth() -> None:
     assert tree["tests_per_depth"] == [tree["num_passes"]] * 3
     assert tree["mean_acceptance_length"] == 3
     assert report["plain"]["acceptance_per_depth"] == []
+    # A chain's nodes are all first children, and two of the three tested are right.
+    assert tree["tests_per_rank"] == [3 * tree["num_passes"]]
+    assert tree["acceptance_per_rank"] == [pytest.approx(2 / 3)]
+    promised = tree["promised"]
+    assert sum(one["num_passes"] for one in promised) == tree["num_passes"]
+    assert sum(one["accepted"] for one in promised) == tree["accepted"]
+    for one in promised:
+        assert one["expected"] / one["num_passes"] == pytest.approx(
+            sum(0.95**depth for depth in range(1, 5))
+        )
+    assert report["plain"]["promised"] == []
 
 
 def test_passes_by_the_depth_that_they_reach() -> None:

@@ -67,7 +67,7 @@ def compare(
     KeyboardInterrupt if not one prompt was finished.
     """
     bundles = [_open(path) for path in request.bundles]
-    manifests = [manifest for manifest, _, _ in bundles]
+    manifests = [manifest for manifest, *_ in bundles]
     verifier = check_same_verifier(manifests)
     prompts = _encode(request, bundles)
     configured = str(manifests[0].config.get("verifier", ""))
@@ -97,7 +97,8 @@ def compare(
         decoded = _take_turns(lineup, clock, prompts, request.num_tokens, progress, cancelled)
         prefilled = _prefill(lineup, clock, prompts, request.prefills, progress, cancelled)
         progress("")
-        return report(
+        about = [{"name": manifest.name, "digest": digest} for manifest, _, _, digest in bundles]
+        return {"bundles": about} | report(
             lineup,
             decoded,
             prefilled,
@@ -134,7 +135,7 @@ class Clock:
         return timed
 
 
-def _open(path: Path) -> tuple[Manifest, Text, list[Prompt]]:
+def _open(path: Path) -> tuple[Manifest, Text, list[Prompt], str]:
     with Bundle.open(path) as bundle:
         text = load_text(bundle)
         if text is None:
@@ -144,15 +145,15 @@ def _open(path: Path) -> tuple[Manifest, Text, list[Prompt]]:
             )
         name = bundle.manifest.bench_prompts
         shipped = parse_prompts(bundle.read(name), name) if name else []
-        return bundle.manifest, text, shipped
+        return bundle.manifest, text, shipped, bundle.digest
 
 
 def _encode(
-    request: Request, bundles: Sequence[tuple[Manifest, Text, list[Prompt]]]
+    request: Request, bundles: Sequence[tuple[Manifest, Text, list[Prompt], str]]
 ) -> list[tuple[Prompt, list[int]]]:
     """Prompts and their ids; the first turn of those with several."""
-    limit = min(manifest.model.max_model_len for manifest, _, _ in bundles)
-    _, text, shipped = bundles[0]
+    limit = min(manifest.model.max_model_len for manifest, *_ in bundles)
+    _, text, shipped, _ = bundles[0]
     room = limit - request.num_tokens
     for length in request.prefills:
         if not 0 < length < limit:

@@ -1,0 +1,208 @@
+"""The JSON of `yggrt bench` and `yggc compare`, of libraries and of policies, as far as a report
+reads it, checked to be of the report's bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from yggrt.core.errors import RequestError
+
+Interval = tuple[float, float] | None
+_SHOWN_DIGITS = 16
+
+
+class Promised(msgspec.Struct, frozen=True):
+    """Passes that promised about as much, added up."""
+
+    num_passes: int
+    expected: float
+    accepted: int
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of decoding in a bench; times in ms."""
+
+    tpot_ms: float
+    mean_acceptance_length: float
+    num_passes: int
+    accepted: int
+    acceptance_per_depth: tuple[float, ...]
+    tests_per_depth: tuple[int, ...]
+    acceptance_per_rank: tuple[float, ...] = ()
+    tests_per_rank: tuple[int, ...] = ()
+    promised: tuple[Promised, ...] = ()
+    num_gated_passes: int = 0
+    spec: str = "plain"
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """What `yggrt bench --json` prints. `digest`: of the bundle, "" before it was recorded."""
+
+    bundle: str
+    plain: Way
+    tree: Way
+    speedup: float
+    speedup_interval: Interval
+    num_prompts: int
+    num_tokens: int
+    digest: str = ""
+    busy_share: float | None = None
+    interrupted: bool = False
+
+
+class ComparedBundle(msgspec.Struct, frozen=True):
+    name: str
+    digest: str
+
+
+class ComparedRow(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    tpot_ms: float
+    ratio: float
+    ratio_interval: Interval
+
+
+class Missing(msgspec.Struct, frozen=True):
+    title: str
+    reason: str
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """What `yggc compare --json` prints; ratios are against the row `reference`."""
+
+    rows: tuple[ComparedRow, ...]
+    reference: str
+    prompts: tuple[str, ...]
+    num_tokens: int
+    bundles: tuple[ComparedBundle, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    date: str = ""
+    interrupted: bool = False
+
+
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy with its best setting. `speedup`: over plain decoding; `behind`: its time over that
+    of the reference."""
+
+    policy: str
+    tree: str
+    tpot_ms: float
+    mean_acceptance_length: float
+    speedup: float
+    speedup_interval: Interval
+    behind: float
+    behind_interval: Interval
+
+
+class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    mean_acceptance_length: float
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Policies that verify at most `rows` rows."""
+
+    rows: int
+    policies: tuple[BudgetRow, ...]
+
+
+class AtTemperature(msgspec.Struct, frozen=True, kw_only=True):
+    temperature: float
+    policies: tuple[PolicyRow, ...]
+    budgets: tuple[Budget, ...] = ()
+
+
+class Refused(msgspec.Struct, frozen=True):
+    policy: str
+    reason: str
+
+
+class ComparedPolicies(msgspec.Struct, frozen=True, kw_only=True):
+    """What `yggc compare --policies --json` prints."""
+
+    bundle: str
+    digest: str
+    temperatures: tuple[AtTemperature, ...]
+    reference: str
+    prompts: tuple[str, ...]
+    num_tokens: int
+    refused: tuple[Refused, ...] = ()
+    busy_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that a report has beside the bundle."""
+
+    benches: list[Bench] = field(default_factory=list)
+    runtimes: list[Compared] = field(default_factory=list)
+    policies: list[ComparedPolicies] = field(default_factory=list)
+
+
+class _Kind(msgspec.Struct):
+    """Which of the two comparisons a file holds."""
+
+    temperatures: msgspec.Raw = msgspec.Raw()
+
+
+Report = TypeVar("Report", Bench, Compared, ComparedPolicies, _Kind)
+
+
+def read_measured(
+    benches: Sequence[Path], comparisons: Sequence[Path], name: str, digest: str
+) -> Measured:
+    """What the files hold; RequestError if one holds something else, or of another bundle than
+    that of this name and digest."""
+    bench, compare = "yggrt bench FILE --json", "yggc compare FILE --json"
+    found = Measured()
+    for path in benches:
+        one = _read(path, Bench, bench)
+        _check(path, bench, [(one.bundle, one.digest)], name, digest)
+        found.benches.append(one)
+    for path in comparisons:
+        if _read(path, _Kind, compare).temperatures:
+            policies = _read(path, ComparedPolicies, compare)
+            _check(path, compare, [(policies.bundle, policies.digest)], name, digest)
+            found.policies.append(policies)
+        else:
+            runtimes = _read(path, Compared, compare)
+            bundles = [(one.name, one.digest) for one in runtimes.bundles]
+            _check(path, compare, bundles, name, digest)
+            found.runtimes.append(runtimes)
+    return found
+
+
+def _check(
+    path: Path, command: str, bundles: Sequence[tuple[str, str]], name: str, digest: str
+) -> None:
+    if not all(found for _, found in bundles) or not bundles:
+        raise RequestError(
+            f"{path}: does not say by a digest which bundle it is of", f"run `{command}` again"
+        )
+    if digest not in (found for _, found in bundles):
+        of = ", ".join(f"{one} ({found[:_SHOWN_DIGITS]})" for one, found in bundles)
+        raise RequestError(
+            f"{path}: is of {of}, the report is of {name} ({digest[:_SHOWN_DIGITS]})",
+            "give files that were made with the bundle of the report",
+        )
+
+
+def _read(path: Path, kind: type[Report], command: str) -> Report:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RequestError(
+            f"{path}: cannot be read: {error.strerror or error}", f"make it with `{command} > ...`"
+        ) from error
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise RequestError(
+            f"{path}: is not what `{command}` prints: {error}", f"make it with `{command} > ...`"
+        ) from error
