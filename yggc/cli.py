@@ -132,6 +132,13 @@ WorkDirectory = Annotated[
     str | None,
     typer.Option("--work-dir", help="Where stages are kept (default: the user's cache, yggc)."),
 ]
+MaxVerify = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of the largest verify graph: buckets of 1, 4, 8, 16 and so on up to it.",
+        min=1,
+    ),
+]
 Graphs = Annotated[str | None, typer.Option(help="static or dynamic row counts.")]
 Tree = Annotated[str | None, typer.Option(help="Tree spec, or auto: searched.", metavar="SPEC")]
 Objective = Annotated[
@@ -201,6 +208,7 @@ def build(
     threads: Threads = None,
     jobs: Jobs = None,
     work_dir: WorkDirectory = None,
+    max_verify: MaxVerify = None,
     graphs: Graphs = None,
     tree: Tree = None,
     objective: Objective = None,
@@ -213,6 +221,7 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
+    from yggc.config import buckets_up_to
     from yggc.report import print_result
 
     flags = {
@@ -233,6 +242,7 @@ def build(
         "threads": threads,
         "jobs": jobs,
         "work_dir": work_dir,
+        "buckets": buckets_up_to(max_verify),
         "graphs": graphs,
         "tree": tree,
         "objective": objective,
@@ -275,11 +285,13 @@ def profile_command(
     threads: Threads = None,
     jobs: Jobs = None,
     work_dir: WorkDirectory = None,
+    max_verify: MaxVerify = None,
     graphs: Graphs = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Measures the graphs of a build on this machine; `yggc build --profile` takes the file."""
+    from yggc.config import buckets_up_to
     from yggc.errors import RecipeError
 
     if output is None:
@@ -303,6 +315,7 @@ def profile_command(
         "threads": threads,
         "jobs": jobs,
         "work_dir": work_dir,
+        "buckets": buckets_up_to(max_verify),
         "graphs": graphs,
         "profile": "",
     }

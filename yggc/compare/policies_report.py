@@ -25,7 +25,8 @@ def markdown(report: dict[str, Any], command: str) -> str:
             "",
             f"## T = {one['temperature']:g}",
             "",
-            f"| policy | ms per token | tokens/pass | over plain | over {reference}'s time | tree |",
+            "| policy | ms per token | tokens/pass | over plain | "
+            f"over {reference}'s time | tree |",
             "|---|---|---|---|---|---|",
         ]
         lines += [
