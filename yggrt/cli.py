@@ -75,6 +75,12 @@ Tree = Annotated[
         metavar="SPEC",
     ),
 ]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="An installed drafter instead of the bundle's own, as in lookahead.", metavar="NAME"
+    ),
+]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(
@@ -159,6 +165,7 @@ def run(
     mapped: Mapped = False,
     plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
     tree: Tree = None,
+    drafter: Drafter = None,
     stats: Annotated[bool, typer.Option("--stats", help="All statistics, on stderr.")] = False,
     as_json: AsJson = False,
     cache_dir: CacheDir = None,
@@ -205,7 +212,7 @@ def run(
     Request.of(options)
     if prompt is None and prompt_ids is None and (num_choices or 1) > 1:
         raise RequestError("--n is given and no prompt", "a conversation has one answer a turn")
-    session = _load(file, threads, cache_dir, tree, mapped)
+    session = _load(file, threads, cache_dir, tree, mapped, drafter)
     use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
         if not use_chat:
@@ -272,6 +279,7 @@ def verify(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    drafter: Drafter = None,
     temperature: flags.Temperature = None,
     seed: flags.Seed = None,
     as_json: AsJson = False,
@@ -296,7 +304,13 @@ def verify(
     with Bundle.open(file, full=True, cache=cache) as bundle:
         note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
         session = start_session(
-            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+            bundle,
+            cache,
+            num_threads=threads,
+            tree=tree,
+            mapped=mapped,
+            on_note=warn,
+            drafter=drafter,
         )
         report = verify_session(
             session,
@@ -326,6 +340,7 @@ def bench(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    drafter: Drafter = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -358,7 +373,13 @@ def bench(
         else:
             raise RequestError("the bundle carries no prompts", "give some with --prompts FILE")
         session = start_session(
-            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+            bundle,
+            cache,
+            num_threads=threads,
+            tree=tree,
+            mapped=mapped,
+            on_note=warn,
+            drafter=drafter,
         )
         if not prompts:
             shipped = chosen
@@ -489,7 +510,12 @@ def prune(
 
 
 def _load(
-    file: Path, threads: int | None, cache_dir: Path | None, tree: str | None, mapped: bool
+    file: Path,
+    threads: int | None,
+    cache_dir: Path | None,
+    tree: str | None,
+    mapped: bool,
+    drafter: str | None,
 ) -> Session:
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
@@ -498,5 +524,11 @@ def _load(
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
         return start_session(
-            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+            bundle,
+            cache,
+            num_threads=threads,
+            tree=tree,
+            mapped=mapped,
+            on_note=warn,
+            drafter=drafter,
         )

@@ -26,7 +26,7 @@ from yggrt.core.spec import format_tree_spec, parse_tree_spec, policy_names
 from yggrt.drafters import Candidate
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
-from yggrt.loading import load_parts, open_session
+from yggrt.loading import load, load_parts, open_session
 from yggrt.sampling.params import SamplingParams
 from yggrt.sampling.sampler import Sampler
 from yggrt.session import Parts, Session
@@ -257,6 +257,18 @@ def test_a_tree_without_a_graph_is_refused_by_name(bundle: Bundle, parts: Parts)
         assert format_tree_spec(parse_tree_spec(tree)) in caught.value.message
         assert "the largest graph holds 64" in caught.value.message
         assert "--max-verify" in caught.value.tip
+
+
+def test_an_installed_drafter_stands_in_for_the_bundles(session: Session) -> None:
+    path, tree = bundles.tiny("static"), "lookahead:window=4,ngram=3,guesses=3"
+    other = load(path, drafter="lookahead", tree=tree)
+    for prompt in prompts(2, (3, 20)):
+        plain = session.generate(prompt, max_tokens=60, plain=True, ignore_eos=True).ids
+        done = other.generate(prompt, max_tokens=60, gated=False, ignore_eos=True)
+        assert done.ids == plain
+        assert done.stats.num_rows > 3 * done.stats.num_passes
+    with pytest.raises(RequestError, match="'cuckoo'; there are lookahead, ngram"):
+        load(path, drafter="cuckoo")
 
 
 def yggc(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/comb"
 GROUP = "yggrt.policies"
+DRAFTERS = "yggrt.drafters"
 
 USE = """
 import sys
@@ -38,13 +39,13 @@ print("used")
 """
 
 
-def installed(folder: Path, name: str, entry_points: dict[str, str]) -> Path:
+def installed(folder: Path, name: str, entry_points: dict[str, str], group: str = GROUP) -> Path:
     """What an installer writes of a package beside its modules."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = [f"{key} = {value}" for key, value in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
     return folder
 
 
@@ -95,6 +96,50 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     installed(site, "second", {"comb": "comb_policy:Comb"})
     said = refusal("comb:depth=4,teeth=2", site)
     assert "registered 2 times, by first, second" in said
+
+
+PARROT = """
+from yggrt.drafters import UNLIMITED, Drafter
+
+class Parrot(Drafter):
+    max_expanded = max_model_len = UNLIMITED
+
+    def start(self, ids):
+        self.ids = list(ids)
+
+    def candidates(self, paths, num):
+        return [[((path or self.ids)[-1], 0.5)] for path in paths]
+
+    def commit(self, tokens):
+        self.ids += tokens
+
+    def rewind(self, num_tokens):
+        del self.ids[num_tokens:]
+"""
+USE_PARROT = """
+from yggrt.core import plugins
+from yggrt.core.errors import RequestError
+from yggrt.core.spec import parse_tree_spec
+from yggrt.drafters import GROUP
+from yggrt.policies import policy_for
+drafter = plugins.find(GROUP, "parrot")()
+drafter.start([1, 7])
+spec = parse_tree_spec("sequence:depth=3")
+print(policy_for(spec)(7, spec, drafter, 0.0).tokens)
+try: plugins.find(GROUP, "cuckoo")
+except RequestError as error: print(error.message)
+"""
+
+
+def test_a_drafter_is_one_file_and_one_entry_point_as_well(tmp_path: Path) -> None:
+    site = installed(tmp_path / "site", "parrot", {"parrot": "parrot:Parrot"}, DRAFTERS)
+    (site / "parrot.py").write_text(PARROT)
+    done = python(USE_PARROT, site)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "(7, 7, 7, 7)",
+        "none of the drafters is called 'cuckoo'; there are lookahead, ngram, parrot",
+    ]
 
 
 def test_everything_built_in_is_registered() -> None:
