@@ -506,6 +506,12 @@ def compare(
             min=2,
         ),
     ] = None,
+    ladder: Annotated[
+        bool,
+        typer.Option(
+            "--ladder", help="With --policies: also what chains, trees and pruning add in turn."
+        ),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.md")
     ] = None,
@@ -534,6 +540,7 @@ def compare(
         "--temperature": temperature,
         "--prompt-tokens": prompt_tokens,
         "--budget": budget,
+        "--ladder": ladder or None,
     }
     names = check_one_bundle(policies, len(files), beside, of_policies)
     if names:
@@ -549,6 +556,7 @@ def compare(
             temperatures=tuple(temperature or (0.0, 0.6)),
             budgets=tuple(budget or (8, 16, 32, 64)),
             num_threads=threads,
+            ladder=ladder,
             output=output,
             as_json=as_json,
         )

@@ -318,7 +318,7 @@ def test_policies_are_compared_in_one_command(tmp_path: Path) -> None:
     path, page = bundles.tiny("static"), tmp_path / "page.md"
     done = yggc(
         "compare", path, "--policies", "sequence,egt,medusa", "-n", 20, "--limit", 2,
-        "--budget", 8, "--budget", 128, "--temperature", 0.6, "-o", page, "--json",
+        "--budget", 8, "--budget", 128, "--temperature", 0.6, "--ladder", "-o", page, "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -328,12 +328,20 @@ def test_policies_are_compared_in_one_command(tmp_path: Path) -> None:
         assert set(rows) == {"plain", "sequence", "egt", "medusa"}
         assert rows["plain"]["speedup"] == 1 == rows["egt"]["behind"]
         assert all(len(row["speedup_interval"]) == 2 for row in rows.values())
+        steps = [(row["step"], row["tree"].partition(":")[0]) for row in one["ladder"]]
+        assert steps == [
+            ("plain", "plain"), ("chain", "sequence"), ("tree", "egt"), ("pruned tree", "egt"),
+        ]  # fmt: skip
+        gains = [row["gain"] for row in one["ladder"]]
+        assert gains[0] == 1
+        assert all(gain > 0 for gain in gains)
         # No graph has 128 rows.
         assert [budget["rows"] for budget in one["budgets"]] == [8]
         assert {row["policy"] for row in one["budgets"][0]["policies"]} == {
             "sequence", "egt", "medusa",
         }  # fmt: skip
     assert "| egt |" in page.read_text()
+    assert "| pruned tree |" in page.read_text()
     for arguments, message in (
         (["--policies", "egt", "--lookup", 2], "--lookup is given with --policies"),
         (["--budget", 8], "--budget is given without --policies"),
