@@ -301,10 +301,7 @@ def test_traces_and_simulation_as_commands(bundle: Bundle, tmp_path: Path) -> No
     assert {"plain", "sequence:depth=8"} <= {one["tree"] for one in trees}
     assert all(one["mean_acceptance_length"] >= 1 and one["tpot_ms"] > 0 for one in trees)
     for arguments, message in (
-        (["--policies", "beam"], "there are egt, level, lookahead"),
-        (["--policies", "lookahead"], "what its window was answered"),
         ([], "no tree to try"),
-        (["--tree", "beam:width=3"], "no tree policy 'beam'"),
         (["--tree", "specinfer:expansion=8/8/2"], "the largest graph holds 64"),
         (["--traces", text, "--tree", "plain"], "cannot be read as traces"),
     ):
@@ -342,11 +339,3 @@ def test_policies_are_compared_in_one_command(tmp_path: Path) -> None:
         }  # fmt: skip
     assert "| egt |" in page.read_text()
     assert "| pruned tree |" in page.read_text()
-    for arguments, message in (
-        (["--policies", "egt", "--lookup", 2], "--lookup is given with --policies"),
-        (["--budget", 8], "--budget is given without --policies"),
-        ([path, "--policies", "egt"], "--policies and 2 bundles, wanted one"),
-    ):
-        done = yggc("compare", path, *arguments)
-        assert done.returncode == 2, done.stderr
-        assert message in done.stderr

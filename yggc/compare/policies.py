@@ -23,6 +23,7 @@ from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import PLAIN
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.drafters import UNLIMITED
 from yggrt.drafters.calibrate import Recording
 from yggrt.interval import bootstrap_interval
 from yggrt.loading import load_draft_graphs, load_parts, open_session
@@ -126,9 +127,11 @@ def compare_policies(
 def _fitting(names: Iterable[str], room: Room) -> tuple[list[str], list[dict[str, str]]]:
     names = tuple(names)
     fitting = [name for name in names if name != PLAIN and settings_of(name, room)]
+    limited = room.max_expanded < UNLIMITED
+    nodes = f" and a drafter's of {room.max_expanded} nodes" if limited else ""
     why = (
-        f"no tree of it fits verify graphs of {room.max_rows} rows and a drafter of "
-        f"{room.max_expanded} nodes; build with a larger --max-verify or --drafter-widths"
+        f"no tree of it fits verify graphs of {room.max_rows} rows{nodes}; build with a larger "
+        f"--max-verify{' or --drafter-widths' if limited else ''}"
     )
     refused = [{"policy": name, "reason": why} for name in names if name not in (*fitting, PLAIN)]
     if not fitting:
