@@ -134,6 +134,13 @@ WorkDirectory = Annotated[
     str | None,
     typer.Option("--work-dir", help="Where stages are kept (default: the user's cache, yggc)."),
 ]
+MaxVerify = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of the largest verify graph: buckets of 1, 4, 8, 16 and so on up to it.",
+        min=1,
+    ),
+]
 Graphs = Annotated[str | None, typer.Option(help="static or dynamic row counts.")]
 Tree = Annotated[str | None, typer.Option(help="Tree spec, or auto: searched.", metavar="SPEC")]
 Objective = Annotated[
@@ -203,6 +210,7 @@ def build(
     threads: Threads = None,
     jobs: Jobs = None,
     work_dir: WorkDirectory = None,
+    max_verify: MaxVerify = None,
     graphs: Graphs = None,
     tree: Tree = None,
     objective: Objective = None,
@@ -215,6 +223,7 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
+    from yggc.config import buckets_up_to
     from yggc.report import print_result
 
     flags = {
@@ -235,6 +244,7 @@ def build(
         "threads": threads,
         "jobs": jobs,
         "work_dir": work_dir,
+        "buckets": buckets_up_to(max_verify),
         "graphs": graphs,
         "tree": tree,
         "objective": objective,
@@ -277,11 +287,13 @@ def profile_command(
     threads: Threads = None,
     jobs: Jobs = None,
     work_dir: WorkDirectory = None,
+    max_verify: MaxVerify = None,
     graphs: Graphs = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Measures the graphs of a build on this machine; `yggc build --profile` takes the file."""
+    from yggc.config import buckets_up_to
     from yggc.errors import RecipeError
 
     if output is None:
@@ -305,6 +317,7 @@ def profile_command(
         "threads": threads,
         "jobs": jobs,
         "work_dir": work_dir,
+        "buckets": buckets_up_to(max_verify),
         "graphs": graphs,
         "profile": "",
     }
@@ -495,6 +508,12 @@ def compare(
             min=2,
         ),
     ] = None,
+    ladder: Annotated[
+        bool,
+        typer.Option(
+            "--ladder", help="With --policies: also what chains, trees and pruning add in turn."
+        ),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.md")
     ] = None,
@@ -523,6 +542,7 @@ def compare(
         "--temperature": temperature,
         "--prompt-tokens": prompt_tokens,
         "--budget": budget,
+        "--ladder": ladder or None,
     }
     names = check_one_bundle(policies, len(files), beside, of_policies)
     if names:
@@ -538,6 +558,7 @@ def compare(
             temperatures=tuple(temperature or (0.0, 0.6)),
             budgets=tuple(budget or (8, 16, 32, 64)),
             num_threads=threads,
+            ladder=ladder,
             output=output,
             as_json=as_json,
         )

@@ -9,6 +9,7 @@ is known. Both say what they chose.
 from __future__ import annotations
 
 import difflib
+import itertools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -270,6 +271,14 @@ class GraphRows(NamedTuple):
     fewest: int
     most: int
     num_columns: int = 0
+
+
+def buckets_up_to(max_rows: int | None) -> list[int] | None:
+    """1, 4, 8, 16 and so on, the last of `max_rows` rows; None leaves it to the recipe."""
+    if max_rows is None:
+        return None
+    doubled = itertools.takewhile(lambda rows: rows < max_rows, (2**i for i in itertools.count(2)))
+    return sorted({1, *doubled, max_rows})
 
 
 OPTIONS = tuple(BuildConfig.__struct_fields__)

@@ -69,10 +69,20 @@ class Simulator:
         return search_schedule(replays, plain, self.parts.latency, self.unseen_s)
 
     def fastest(
-        self, specs: Sequence[TreeSpec], progress: Callable[[str], None] = lambda text: None
+        self,
+        specs: Sequence[TreeSpec],
+        progress: Callable[[str], None] = lambda text: None,
+        *,
+        gated: bool = True,
     ) -> TreeSpec:
         """The spec with the least predicted time per token."""
-        return self._best(specs, self._seconds, progress)
+
+        def seconds(simulator: Simulator, spec: TreeSpec) -> float:
+            one = simulator.replay(spec, gated=gated)
+            total_s = one.seconds(simulator.parts.latency, simulator.unseen_s)
+            return total_s / max(1, one.num_tokens)
+
+        return self._best(specs, seconds, progress)
 
     def longest(
         self,
@@ -86,12 +96,6 @@ class Simulator:
 
         best = self._best(specs, length, progress)
         return best, -length(self, best)
-
-    @staticmethod
-    def _seconds(simulator: Simulator, spec: TreeSpec) -> float:
-        one = simulator.replay(spec)
-        seconds = one.seconds(simulator.parts.latency, simulator.unseen_s)
-        return seconds / max(1, one.num_tokens)
 
     def _best(
         self,

@@ -77,6 +77,12 @@ Tree = Annotated[
         metavar="SPEC",
     ),
 ]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="An installed drafter instead of the bundle's own, as in lookahead.", metavar="NAME"
+    ),
+]
 Prompts = Annotated[
     list[Path] | None,
     typer.Option(
@@ -161,6 +167,7 @@ def run(
     mapped: Mapped = False,
     plain: Annotated[bool, typer.Option("--plain", help="One token per pass.")] = False,
     tree: Tree = None,
+    drafter: Drafter = None,
     stats: Annotated[bool, typer.Option("--stats", help="All statistics, on stderr.")] = False,
     explain: Annotated[
         bool,
@@ -219,7 +226,7 @@ def run(
     passes: list[Pass] = []
     if explain:
         options["on_pass"] = passes.append
-    session = _load(file, threads, cache_dir, tree, mapped)
+    session = _load(file, threads, cache_dir, tree, mapped, drafter)
     use_chat = choose_chat(session, chat, system, prompt_ids is not None)
     if prompt is None and prompt_ids is None:
         if not use_chat:
@@ -288,6 +295,7 @@ def verify(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    drafter: Drafter = None,
     temperature: flags.Temperature = None,
     seed: flags.Seed = None,
     as_json: AsJson = False,
@@ -312,7 +320,13 @@ def verify(
     with Bundle.open(file, full=True, cache=cache) as bundle:
         note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
         session = start_session(
-            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+            bundle,
+            cache,
+            num_threads=threads,
+            tree=tree,
+            mapped=mapped,
+            on_note=warn,
+            drafter=drafter,
         )
         report = verify_session(
             session,
@@ -342,6 +356,7 @@ def bench(
     threads: Threads = None,
     mapped: Mapped = False,
     tree: Tree = None,
+    drafter: Drafter = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -374,7 +389,13 @@ def bench(
         else:
             raise RequestError("the bundle carries no prompts", "give some with --prompts FILE")
         session = start_session(
-            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+            bundle,
+            cache,
+            num_threads=threads,
+            tree=tree,
+            mapped=mapped,
+            on_note=warn,
+            drafter=drafter,
         )
         if not prompts:
             shipped = chosen
@@ -506,7 +527,12 @@ def prune(
 
 
 def _load(
-    file: Path, threads: int | None, cache_dir: Path | None, tree: str | None, mapped: bool
+    file: Path,
+    threads: int | None,
+    cache_dir: Path | None,
+    tree: str | None,
+    mapped: bool,
+    drafter: str | None,
 ) -> Session:
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
@@ -515,5 +541,11 @@ def _load(
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
         return start_session(
-            bundle, cache, num_threads=threads, tree=tree, mapped=mapped, on_note=warn
+            bundle,
+            cache,
+            num_threads=threads,
+            tree=tree,
+            mapped=mapped,
+            on_note=warn,
+            drafter=drafter,
         )

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from yggrt import drafters
 from yggrt.bundle import Bundle
 from yggrt.cache import Cache, open_cache
-from yggrt.core import schema
+from yggrt.core import plugins, schema
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import Objective
 from yggrt.core.passes import DraftGraphs
@@ -25,7 +27,7 @@ from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.latency import LatencyTable
 from yggrt.memory import has_room_for
-from yggrt.session import Parts, Session
+from yggrt.session import Parts, Session, no_draft_step
 from yggrt.target import check_target, host_target
 from yggrt.text import Text
 from yggrt.threads import wait_briefly
@@ -44,6 +46,7 @@ def load(
     cache_dir: str | Path | None = None,
     tree: str | None = None,
     mapped: bool = False,
+    drafter: str | None = None,
 ) -> Session:
     """A session over the bundle at `path`.
 
@@ -51,6 +54,7 @@ def load(
     whole process, as torch has one pool. cache_dir: where native code is unpacked. tree: the tree
     spec of requests that name none (default: the bundle's). mapped: leave the weights in the
     mapped file, which processes share, instead of reading them into huge pages, which is faster.
+    drafter: one that is installed to stand in for the bundle's own (see `yggrt.drafters`).
     Warns about a machine that the bundle
     was not tuned for. Raises BundleError, TargetError or RequestError.
     """
@@ -63,6 +67,7 @@ def load(
             tree=tree,
             mapped=mapped,
             on_note=lambda note: warnings.warn(note, stacklevel=4),
+            drafter=drafter,
         )
 
 
@@ -74,11 +79,16 @@ def start_session(
     tree: str | None,
     mapped: bool,
     on_note: Callable[[str], None],
+    drafter: str | None = None,
 ) -> Session:
     """Checks that an open bundle fits this machine and loads it; `on_note` hears warnings."""
     manifest = bundle.manifest
     spec = parse_tree_spec(tree if tree is not None else manifest.schedule.tree)
+    other = None if drafter is None else plugins.find(drafters.GROUP, drafter)
     parts = load_parts(bundle, cache, num_threads=num_threads, mapped=mapped, on_note=on_note)
+    if other is not None:
+        # What was measured of the bundle's own says nothing of this one.
+        parts = replace(parts, drafter=other(), draft_step=no_draft_step, ranks=schema.UNMEASURED)
     return open_session(bundle, parts, spec)
 
 

@@ -67,6 +67,11 @@ class Completion:
         return (self, *self.others)
 
 
+def no_draft_step(num_nodes: int, context: int) -> float:
+    """The time of a growth step where no model runs."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What an engine is made of besides its tree (see Engine), and the operator that quickens
@@ -79,7 +84,7 @@ class Parts:
     latency: Callable[[int, int], float]
     rest_s: float
     objective: Objective = RATIO
-    draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0
+    draft_step: Callable[[int, int], float] = no_draft_step
     keyed_select: KeyedSelect | None = None
     ranks: RankAcceptance = UNMEASURED
 

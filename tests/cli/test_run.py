@@ -183,7 +183,7 @@ def test_stdin_that_is_not_utf8_is_refused(session: Session) -> None:
 def test_a_tree_over_the_largest_graph_and_a_bad_spec(
     monkeypatch: pytest.MonkeyPatch, session: Session
 ) -> None:
-    monkeypatch.setattr(cli, "_load", lambda file, threads, cache, tree, mapped: _with_tree(tree))
+    monkeypatch.setattr(cli, "_load", lambda file, threads, cache, tree, *rest: _with_tree(tree))
     result = invoke("run", "x", "-p", "a", "--tree", "sequence:depth=40")
     assert result.exit_code == 2
     assert "verifies 41 rows, the largest graph holds 16" in result.stderr

@@ -11,7 +11,13 @@ import msgspec
 import pytest
 
 from yggc import cli
-from yggc.config import OPTIONS, BuildConfig, load_config, resolve_for_model
+from yggc.config import (
+    OPTIONS,
+    BuildConfig,
+    buckets_up_to,
+    load_config,
+    resolve_for_model,
+)
 from yggc.errors import RecipeError
 from yggc.host import usable_cores
 
@@ -35,6 +41,12 @@ def test_defaults() -> None:
     assert config.threads == usable_cores()
     assert 1 <= config.jobs <= config.threads
     assert [note.partition(":")[0] for note in notes] == ["threads", "jobs"]
+
+
+def test_buckets_by_their_largest() -> None:
+    assert buckets_up_to(128) == [1, 4, 8, 16, 32, 64, 128]
+    assert buckets_up_to(20) == [1, 4, 8, 16, 20]
+    assert [buckets_up_to(rows) for rows in (1, 3, 4, None)] == [[1], [1, 3], [1, 4], None]
 
 
 def test_flags_override_the_recipe(tmp_path: Path) -> None:

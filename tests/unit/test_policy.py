@@ -104,6 +104,57 @@ def test_the_level_frontier_only_goes_down():
         {("ba", F(7, 40)), ("aa", F(17, 125))},
         {("baa", F(119, 2000)), ("bab", F(231, 4000))},
     ]
+    tree = grow("egt:width=2,depth=3,children=3,frontier=level", WIDE)
+    assert sum(tree.scores) - 1 == F(4713, 4000)
+
+
+def named(tree):
+    """Nodes by their path of letters."""
+    letters = {number: name for name, number in NAMES.items()}
+    return {
+        "".join(letters[tree.tokens[i]] for i in tree.path(row)[1:]): tree.scores[row]
+        for row in range(1, tree.num_nodes)
+    }
+
+
+def test_level_keeps_the_best_of_all_candidates_and_not_only_what_it_expands():
+    # Two children each of the two best nodes of a level: 2 + 4 + 4 candidates.
+    every = {
+        "a": F(400, 1000), "b": F(350, 1000),
+        "ba": F(175, 1000), "aa": F(136, 1000), "ab": F(132, 1000), "bb": F(105, 1000),
+        "baa": F(5950, 100000), "bab": F(5775, 100000),
+        "aaa": F(4624, 100000), "aab": F(4488, 100000),
+    }  # fmt: skip
+    assert named(grow("level:width=2,depth=3,verify=1024", WIDE)) == every
+    best = dict(sorted(every.items(), key=lambda item: -item[1])[:6])
+    assert set(best) == {"a", "b", "ba", "aa", "ab", "bb"}
+    reranked = grow("level:width=2,depth=3,verify=7", WIDE)
+    assert named(reranked) == best
+    expanded = grow("egt:width=2,depth=3,children=2,frontier=level", WIDE)
+    assert sum(expanded.scores) < sum(reranked.scores)
+
+
+def test_level_has_as_many_candidates_as_published():
+    # k + depth * k^2 with k = 8 and five steps behind the first: 328.
+    tree = grow("level:width=8,depth=6,verify=1024", RandomDrafter(vocab_size=50))
+    assert tree.num_nodes - 1 == 8 + 5 * 64 == 328
+
+
+@pytest.mark.parametrize(
+    ("confidence", "path"), [("0.65", (1,)), ("0.5", (1, 3, 1)), ("0.35", (1, 3, 1, 3, 1))]
+)
+def test_an_adaptive_chain_ends_behind_the_first_token_that_is_unsure(confidence, path):
+    # s: a .6; a: c .7; c: a .4; and so on.
+    tree = grow(f"sequence:depth=5,confidence={confidence}", PEAKED)
+    assert tree.tokens[1:] == path
+
+
+def test_an_expansion_gives_every_leaf_its_children():
+    tree = grow("specinfer:expansion=2/1/2", WIDE)
+    assert [len(tree.children(row)) for row in range(tree.num_nodes)] == [
+        2, 1, 1, 2, 2, 0, 0, 0, 0,
+    ]  # fmt: skip
+    assert set(named(tree)) == {"a", "b", "aa", "ba", "aaa", "aab", "baa", "bab"}
 
 
 @pytest.mark.parametrize(
@@ -192,6 +243,9 @@ def test_static_two_by_two_by_two_is_full():
         "egt:width=3,depth=3,children=3,frontier=level",
         "sequence:depth=6",
         "static:parents=0/0/0/1/1/2/2/4/4/8",
+        "level:width=2,depth=3,verify=9",
+        "specinfer:expansion=2/2/1",
+        "sequence:depth=6,confidence=0.35",
     ],
 )
 @pytest.mark.parametrize("least", [F(0), F(1, 5), F(7, 20), F(1)])
@@ -207,17 +261,11 @@ def test_a_floor_drops_the_nodes_below_it_and_asks_for_no_more(text, least):
     drafter = Listener({name: WIDE.law[token] for name, token in NAMES.items()})
     tree = policy_for(spec)(ROOT, spec, drafter, least)
     whole = grow(text, WIDE)
-
-    def named(tree):
-        return {
-            tuple(tree.tokens[i] for i in tree.path(row)[1:]): tree.scores[row]
-            for row in range(1, tree.num_nodes)
-        }
-
     kept = named(tree)
     assert all(score >= least for score in kept.values())
     assert {path: score for path, score in named(whole).items() if score >= least} == kept
-    assert set(asked) <= {(), *kept}
+    letters = {number: name for name, number in NAMES.items()}
+    assert {"".join(letters[token] for token in path) for path in asked} <= {"", *kept}
 
 
 def test_plain_asks_nobody():

@@ -7,7 +7,7 @@ at equal numbers of verified rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -23,6 +23,7 @@ from yggrt.core.errors import CheckFailed, RequestError
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import PLAIN
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.drafters import UNLIMITED
 from yggrt.drafters.calibrate import Recording
 from yggrt.interval import bootstrap_interval
 from yggrt.loading import load_draft_graphs, load_parts, open_session
@@ -39,12 +40,17 @@ WARMUP_TOKENS = 8
 # Calibration answers that are decoded again at a temperature.
 NUM_CALIBRATION = 12
 REFERENCE = "egt"
+# The steps of the ladder and the policy of each; those in the middle draft in every pass and
+# verify every row.
+LADDER = {PLAIN: PLAIN, "chain": "sequence", "tree": "egt", "pruned tree": "egt"}
+UNPRUNED = ("chain", "tree")
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for. `prompts`: names and ids; `budgets`: rows to verify at most."""
+    """What was asked for. `prompts`: names and ids; `budgets`: rows to verify at most; `ladder`:
+    what chains, trees and pruning add one by one."""
 
     names: tuple[str, ...]
     prompts: Sequence[tuple[str, list[int]]]
@@ -52,6 +58,16 @@ class Request:
     temperatures: tuple[float, ...]
     budgets: tuple[int, ...]
     num_threads: int | None
+    ladder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of decoding, with an engine and a gate of its own."""
+
+    spec: TreeSpec
+    session: Session
+    gated: bool = True
 
 
 @dataclass(slots=True)
@@ -84,6 +100,10 @@ def compare_policies(
     )
     room = room_of(bundle.manifest, parts)
     names, refused = _fitting(request.names, room)
+    if request.ladder:
+        _, missing = _fitting(LADDER.values(), room)
+        if missing:
+            raise RequestError(f"--ladder: {missing[0]['policy']}: {missing[0]['reason']}", "")
     busy = BusyMeter()
     found = [
         _at_temperature(bundle, cache, parts, room, names, request, temperature, progress)
@@ -104,11 +124,14 @@ def compare_policies(
     }
 
 
-def _fitting(names: Sequence[str], room: Room) -> tuple[list[str], list[dict[str, str]]]:
+def _fitting(names: Iterable[str], room: Room) -> tuple[list[str], list[dict[str, str]]]:
+    names = tuple(names)
     fitting = [name for name in names if name != PLAIN and settings_of(name, room)]
+    limited = room.max_expanded < UNLIMITED
+    nodes = f" and a drafter's of {room.max_expanded} nodes" if limited else ""
     why = (
-        f"no tree of it fits verify graphs of {room.max_rows} rows and {room.max_expanded} "
-        "drafted nodes; build with a larger --max-verify or --drafter-widths"
+        f"no tree of it fits verify graphs of {room.max_rows} rows{nodes}; build with a larger "
+        f"--max-verify{' or --drafter-widths' if limited else ''}"
     )
     refused = [{"policy": name, "reason": why} for name in names if name not in (*fitting, PLAIN)]
     if not fitting:
@@ -128,24 +151,27 @@ def _at_temperature(
 ) -> dict[str, Any]:
     progress(f"T = {temperature:g}: calibration answers")
     known = _calibrated(bundle, cache, parts, temperature)
-    best: dict[str, TreeSpec] = {PLAIN: parse_tree_spec(PLAIN)}
-    for name in names:
-        best[name] = known.fastest(
-            settings_of(name, room), lambda tree: progress(f"simulate {tree}")
+    steps = LADDER if request.ladder else {}
+    ways: dict[str, Way] = {}
+    for title, name in {**{name: name for name in (PLAIN, *names)}, **steps}.items():
+        gated = title not in UNPRUNED
+        spec = known.fastest(
+            settings_of(name, room), lambda tree: progress(f"simulate {tree}"), gated=gated
         )
-    sessions = {name: open_session(bundle, parts, spec) for name, spec in best.items()}
+        ways[title] = Way(spec, open_session(bundle, parts, spec), gated)
     options = _options(temperature)
     probe = request.prompts[0][1]
-    for session in sessions.values():
-        session.generate(probe, max_tokens=WARMUP_TOKENS, **options)
-    timings, recordings = _take_turns(sessions, request, options, progress)
+    for way in ways.values():
+        way.session.generate(probe, max_tokens=WARMUP_TOKENS, gated=way.gated, **options)
+    timings, recordings = _take_turns(ways, request, options, progress)
     draft = load_draft_graphs(bundle, cache)
     if draft is not None and draft.feature_size:
         recordings = with_hidden(parts.graphs, recordings)
     said = replace(known, folds=[(parts.drafter, recordings)])
     return {
         "temperature": temperature,
-        "policies": _rows(best, timings, _reference(names)),
+        "policies": _rows((PLAIN, *names), ways, timings, _reference(names)),
+        "ladder": _ladder(tuple(steps), ways, timings),
         "budgets": [
             {"rows": rows, "policies": _at_budget(known, said, names, room, rows, progress)}
             for rows in request.budgets
@@ -179,16 +205,18 @@ def _calibrated(bundle: Bundle, cache: Cache, parts: Parts, temperature: float) 
 
 
 def _take_turns(
-    sessions: dict[str, Session], request: Request, options: dict[str, Any], progress: Progress
+    ways: dict[str, Way], request: Request, options: dict[str, Any], progress: Progress
 ) -> tuple[dict[str, Timing], list[Recording]]:
     """Every way on every prompt, forwards and then backwards."""
-    timings = {name: Timing() for name in sessions}
+    timings = {name: Timing() for name in ways}
     recordings = []
     for number, (title, ids) in enumerate(request.prompts, 1):
-        runs: dict[str, list[Completion]] = {name: [] for name in sessions}
-        for name in (*sessions, *reversed(sessions)):
+        runs: dict[str, list[Completion]] = {name: [] for name in ways}
+        for name in (*ways, *reversed(ways)):
             progress(f"{number}/{len(request.prompts)} {title}: {name}")
-            done = sessions[name].generate(ids, max_tokens=request.num_tokens, **options)
+            done = ways[name].session.generate(
+                ids, max_tokens=request.num_tokens, gated=ways[name].gated, **options
+            )
             runs[name].append(done)
             index = first_difference(runs[PLAIN][0].ids, done.ids)
             if index is not None:
@@ -229,23 +257,43 @@ def _at_budget(
 
 
 def _rows(
-    best: dict[str, TreeSpec], timings: dict[str, Timing], reference: str
+    names: Sequence[str], ways: dict[str, Way], timings: dict[str, Timing], reference: str
 ) -> list[dict[str, Any]]:
-    """By time per token. `speedup`: over plain decoding; `behind`: time over the reference's."""
-    rows = []
-    for name, timing in timings.items():
-        rows.append(
-            {
-                "policy": name,
-                "tree": format_tree_spec(best[name]),
-                "tpot_ms": median(timing.tpots_ms),
-                "tpot_p95_ms": percentile(timing.tpots_ms, 95),
-                "mean_acceptance_length": timing.num_tokens / timing.num_passes,
-                **_paired("speedup", timings[PLAIN].tpots_ms, timing.tpots_ms),
-                **_paired("behind", timing.tpots_ms, timings[reference].tpots_ms),
-            }
-        )
+    """By time per token. `behind`: time over the reference's."""
+    rows = [
+        {
+            "policy": name,
+            **_described(ways[name], timings[name], timings[PLAIN]),
+            **_paired("behind", timings[name].tpots_ms, timings[reference].tpots_ms),
+        }
+        for name in names
+    ]
     return sorted(rows, key=lambda row: row["tpot_ms"])
+
+
+def _ladder(
+    steps: Sequence[str], ways: dict[str, Way], timings: dict[str, Timing]
+) -> list[dict[str, Any]]:
+    """In the order of the steps. `gain`: time of the step before over this one's."""
+    return [
+        {
+            "step": step,
+            **_described(ways[step], timings[step], timings[PLAIN]),
+            **_paired("gain", timings[before].tpots_ms, timings[step].tpots_ms),
+        }
+        for before, step in zip((PLAIN, *steps), steps, strict=False)
+    ]
+
+
+def _described(way: Way, timing: Timing, plain: Timing) -> dict[str, Any]:
+    """`speedup`: over plain decoding."""
+    return {
+        "tree": format_tree_spec(way.spec),
+        "tpot_ms": median(timing.tpots_ms),
+        "tpot_p95_ms": percentile(timing.tpots_ms, 95),
+        "mean_acceptance_length": timing.num_tokens / timing.num_passes,
+        **_paired("speedup", plain.tpots_ms, timing.tpots_ms),
+    }
 
 
 def _paired(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ def run_policies(
     temperatures: tuple[float, ...],
     budgets: tuple[int, ...],
     num_threads: int | None,
+    ladder: bool,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -40,6 +41,7 @@ def run_policies(
             temperatures=temperatures,
             budgets=budgets,
             num_threads=num_threads,
+            ladder=ladder,
         )
         report = compare_policies(
             bundle,

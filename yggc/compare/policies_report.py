@@ -25,8 +25,8 @@ def markdown(report: dict[str, Any], command: str) -> str:
             "",
             f"## T = {one['temperature']:g}",
             "",
-            "| policy | ms per token | tokens/pass | over plain | over "
-            f"{reference}'s time | tree |",
+            "| policy | ms per token | tokens/pass | over plain | "
+            f"over {reference}'s time | tree |",
             "|---|---|---|---|---|---|",
         ]
         lines += [
@@ -34,6 +34,8 @@ def markdown(report: dict[str, Any], command: str) -> str:
             f"{_shown(row, 'speedup')} | {_shown(row, 'behind')} | `{row['tree']}` |"
             for row in one["policies"]
         ]
+        if one["ladder"]:
+            lines += _ladder_lines(one["ladder"])
         if one["budgets"]:
             lines += _budget_lines(one["budgets"])
     if report["refused"]:
@@ -42,6 +44,22 @@ def markdown(report: dict[str, Any], command: str) -> str:
     if busy := warning(report["busy_share"]):
         lines += ["", f"{busy[0].upper()}{busy[1:]}."]
     return "\n".join(lines) + "\n"
+
+
+def _ladder_lines(steps: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "",
+        "One thing after another, each with the setting that is fastest with it; chain and tree "
+        "verify every row in every pass:",
+        "",
+        "| step | ms per token | tokens/pass | over plain | over the step before | tree |",
+        "|---|---|---|---|---|---|",
+    ]
+    return lines + [
+        f"| {row['step']} | {row['tpot_ms']:.2f} | {row['mean_acceptance_length']:.2f} | "
+        f"{_shown(row, 'speedup')} | {_shown(row, 'gain')} | `{row['tree']}` |"
+        for row in steps
+    ]
 
 
 def _budget_lines(budgets: list[dict[str, Any]]) -> list[str]:

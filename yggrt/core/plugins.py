@@ -16,13 +16,21 @@ def names(group: str) -> tuple[str, ...]:
 
 @cache
 def load(group: str, name: str) -> Any:
-    """An instance of the class that is registered so. Raises RequestError for one that is not
-    there, that two packages register or that cannot be imported."""
+    """What `find` finds, called: one instance for all."""
+    return find(group, name)()
+
+
+def find(group: str, name: str) -> Any:
+    """The class or function that is registered so. Raises RequestError for one that is not there,
+    that two packages register or that cannot be imported."""
     what = group.rpartition(".")[2]
     found = _entries(group).get(name, ())
     if not found:
         known = ", ".join(names(group)) or "none: install the package again"
-        raise RequestError(f"none of the {what} is called {name!r}; there are {known}", "")
+        raise RequestError(
+            f"none of the {what} is called {name!r}; there are {known}",
+            f"packages register others as entry points of {group}",
+        )
     owners = sorted({one.dist.name if one.dist else "?" for one in found})
     if len(found) > 1:
         raise RequestError(
@@ -30,7 +38,7 @@ def load(group: str, name: str) -> Any:
             "remove one of these packages",
         )
     try:
-        return found[0].load()()
+        return found[0].load()
     except (ImportError, AttributeError) as error:
         raise RequestError(
             f"{name!r} of the {what} does not load: {error}",

@@ -1,5 +1,9 @@
 """Drafters: guess what the verifier will say next. They see token ids, never text and never the
-verifier."""
+verifier.
+
+A drafter that needs no graphs can stand in for a bundle's own: what is registered as an entry
+point of the group `yggrt.drafters` makes a new one when it is called.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 # A token, and the probability that the verifier accepts it given that it accepted the parent.
 Candidate = tuple[int, float]
 UNLIMITED = sys.maxsize
+GROUP = "yggrt.drafters"
 
 
 class Noise(Protocol):

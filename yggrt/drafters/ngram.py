@@ -188,3 +188,8 @@ def _most_frequent(counts: dict[int, float]) -> dict[int, float]:
         return counts
     best = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return dict(best[:MAX_CONTINUATIONS])
+
+
+def uncalibrated() -> NgramDrafter:
+    """One that knows nothing of the verifier at hand."""
+    return NgramDrafter(DEFAULT_PARAMETERS)

@@ -1,0 +1,46 @@
+"""Policies on a command line, and what a comparison of them takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from yggc.compare.options import check_one_bundle
+from yggc.policies import check_policies
+from yggrt.core.errors import RequestError
+
+
+def test_names_are_taken_once_and_all_leaves_out_what_has_no_settings() -> None:
+    assert check_policies(None) == ()
+    assert check_policies("egt, sequence,egt") == ("egt", "sequence")
+    every = check_policies("all")
+    assert {"plain", "egt", "level", "sequoia", "specinfer", "medusa", "sequence"} <= set(every)
+    assert {"lookahead", "static"}.isdisjoint(every)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("beam", "--policies has 'beam'; there are egt, level, lookahead"),
+        ("", "--policies has ''"),
+        ("lookahead", "what its window was answered"),
+        ("egt,static", "no settings to choose among"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(text: str, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_policies(text)
+    assert message in caught.value.message
+    assert caught.value.tip
+
+
+def test_flags_of_the_other_comparison_are_refused() -> None:
+    nothing = {"--lookup": None}, {"--budget": None}
+    assert check_one_bundle("egt", 1, *nothing) == ("egt",)
+    assert check_one_bundle(None, 3, *nothing) == ()
+    for arguments, message in (
+        (("egt", 1, {"--lookup": [2]}, {}), "--lookup is given with --policies"),
+        ((None, 1, {}, {"--budget": [8]}), "--budget is given without --policies"),
+        (("egt", 2, {}, {}), "--policies and 2 bundles, wanted one"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            check_one_bundle(*arguments)
