@@ -84,6 +84,9 @@ def start_session(
     num_threads = choose_threads(num_threads, manifest.target.tuned_for)
     graphs = load_graphs(bundle, cache, num_threads=num_threads, mapped=mapped, on_note=on_note)
     latency = LatencyTable.of(manifest.latency, manifest.graphs)
+    predictor = schedule.depth
+    # It was measured against the bundle's own tree.
+    uses_predictor = tree is None and predictor is not None and predictor.is_on
     return Session(
         Parts(
             graphs=graphs,
@@ -94,6 +97,7 @@ def start_session(
             objective=Objective(schedule.objective, schedule.rate),
             # Libraries of earlier versions lack it.
             keyed_select=getattr(graphs.operators, "keyed_select", None),
+            predictor=predictor if uses_predictor else None,
         ),
         text=load_text(bundle),
         eos_ids=manifest.model.eos_ids,

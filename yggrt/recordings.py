@@ -3,7 +3,7 @@ other prompts that are decoded now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -39,28 +39,34 @@ def bundle_folds(
     """
     manifest = bundle.manifest
     parameters = manifest.schedule.drafter
-    ngram = manifest.schedule.ngram
     recordings = [
         Recording(one.prompt_ids, one.output_ids) for one in manifest.schedule.recordings
     ]
-    if isinstance(parameters, LookaheadParameters):
-        return [(LookaheadDrafter(), recordings)]
-    if not isinstance(parameters, NgramParameters):
-        assert draft is not None
-        if draft.feature_size:
+    if recordings or not isinstance(parameters, NgramParameters):
+        if draft is not None and draft.feature_size:
             recordings = with_hidden(graphs, recordings)
-        model = model_drafter(draft, parameters, manifest.model.vocab_size)
-        return (
-            [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
-        )
-    if recordings:
-        return list(held_out(parameters, recordings))
+        return recorded_folds(manifest, recordings, draft)
     prompts, drafter = _other_prompts(bundle, graphs, parameters)
     answers, _ = record_answers(
         graphs, drafter, prompts, NUM_TOKENS, manifest.model.eos_ids,
         budget_s=budget_s, on_answer=lambda: progress("decode prompts"),
     )  # fmt: skip
     return [(drafter, answers)]
+
+
+def recorded_folds(
+    manifest: Manifest, recordings: Sequence[Recording], draft: DraftGraphs | None = None
+) -> list[Fold]:
+    """The recordings, each with a drafter of the bundle's kind that does not know them; `draft`
+    as for `bundle_folds`. A head reads their hidden rows when it drafts over them."""
+    parameters, ngram = manifest.schedule.drafter, manifest.schedule.ngram
+    if isinstance(parameters, LookaheadParameters):
+        return [(LookaheadDrafter(), recordings)]
+    if isinstance(parameters, NgramParameters):
+        return list(held_out(parameters, recordings))
+    assert draft is not None
+    model = model_drafter(draft, parameters, manifest.model.vocab_size)
+    return [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
 
 
 def _other_prompts(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Unpack
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
-from yggrt.core.schema import TreeSpec
+from yggrt.core.schema import DepthPredictor, TreeSpec
 from yggrt.core.spec import format_tree_spec
+from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
@@ -68,8 +69,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of besides its tree (see Engine), and the operator that quickens
-    draws, None where the bundle's library has none.
+    """What an engine is made of besides its tree (see Engine); the operator that quickens draws,
+    None where the bundle's library has none; and the depth predictor of requests that name no
+    tree, None where none is on.
     """
 
     graphs: Graphs
@@ -79,6 +81,7 @@ class Parts:
     objective: Objective = RATIO
     draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0
     keyed_select: KeyedSelect | None = None
+    predictor: DepthPredictor | None = None
 
 
 class Session:
@@ -104,10 +107,10 @@ class Session:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._engine: Engine | None = None
-        self._engine_key: tuple[TreeSpec, bool] | None = None
+        self._engine_key: tuple[TreeSpec, bool, bool] | None = None
         self._num_requests = 0
         self._constraints: ConstraintCompiler | None = None
-        self._engine_for(tree, gated=True)
+        self._engine_for(tree, gated=True, depth=None)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """The whole output for a raw prompt or its ids; with n, of all choices (`choices`)."""
@@ -158,7 +161,9 @@ class Session:
         self, start: float, prompt_ids: list[int], request: Request, choice: int = 0
     ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
-        engine = self._engine_for(request.tree or self.tree, request.gated)
+        depth = self._depth_for(request)
+        tree = depth.spec if depth is not None else request.tree or self.tree
+        engine = self._engine_for(tree, request.gated, depth)
         engine.on_stage = request.on_stage
         eos_ids = () if request.ignore_eos else self._eos_ids
         output = Output(
@@ -170,7 +175,7 @@ class Session:
         sampler = self._sampler(prompt_ids, request, choice, output.ending_ids)
         self._num_requests += 1
         number = self._num_requests
-        return self._passes(engine, output, prompt_ids, start, request, sampler, number)
+        return self._passes(engine, output, prompt_ids, start, request, tree, sampler, number)
 
     def _sampler(
         self,
@@ -210,6 +215,7 @@ class Session:
         prompt_ids: list[int],
         start: float,
         request: Request,
+        tree: TreeSpec,
         sampler: Sampler | None,
         number: int,
     ) -> Generator[Piece, None, None]:
@@ -243,7 +249,7 @@ class Session:
                     finish_reason=output.finish_reason or "cancelled",
                     stats=Stats.of(
                         engine.stats,
-                        tree=format_tree_spec(request.tree or self.tree),
+                        tree=format_tree_spec(tree),
                         seed=request.seed,
                         num_prompt_tokens=len(prompt_ids),
                         num_tokens=len(output.ids),
@@ -260,11 +266,24 @@ class Session:
                 "read a stream to its end or close it first, or load a second session",
             )
 
-    def _engine_for(self, spec: TreeSpec, gated: bool) -> Engine:
+    def _depth_for(self, request: Request) -> DepthChoice | None:
+        """What chooses the depths of a request: hazards hold for one tree at one temperature, and
+        for passes that are to pay."""
+        predictor, parts = self._parts.predictor, self._parts
+        if predictor is None or request.tree is not None or not request.gated:
+            return None
+        if request.sampling.temperature != predictor.temperature:
+            return None
+        return DepthChoice(
+            predictor, parts.latency, parts.draft_step, parts.rest_s, parts.objective
+        )
+
+    def _engine_for(self, spec: TreeSpec, gated: bool, depth: DepthChoice | None) -> Engine:
         """The engine of the request before if it fits, else a new one, which knows nothing of the
         cache's rows.
         """
-        if self._engine is None or self._engine_key != (spec, gated):
+        key = (spec, gated, depth is not None)
+        if self._engine is None or self._engine_key != key:
             parts = self._parts
             gate: Gate = RunningGate() if gated else OpenGate()
             # Without a gate all rows cost the same, so every drafted node that has a row is
@@ -280,8 +299,9 @@ class Session:
                 gate,
                 objective=parts.objective if gated else RATIO,
                 draft_step=parts.draft_step,
+                depth=depth,
             )
-            self._engine_key = (spec, gated)
+            self._engine_key = key
         return self._engine
 
     def _need_text(self) -> Text:
