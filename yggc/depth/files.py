@@ -105,7 +105,7 @@ def onnx_model(predictor: Predictor, facts: Mapping[str, Any]) -> Any:
 
 def write_traces(path: Path, traced: Traced, facts: Mapping[str, Any]) -> None:
     """Traces with what they are of; RecipeError where they cannot be written."""
-    tensors = {one.name: getattr(traced.traces, one.name).contiguous() for one in fields(Traces)}
+    tensors = {one.name: getattr(traced.traces, one.name).clone() for one in fields(Traces)}
     for name in ("prompt", "output"):
         ids = [list(getattr(one, name)) for one in traced.recordings]
         tensors[f"{name}_sizes"] = torch.tensor([len(one) for one in ids])

@@ -119,7 +119,7 @@ def train_depth(options: DepthOptions, cache: Cache, reporter: Reporter) -> dict
         if options.weights is not None:
             write_predictor(options.weights, predictor, work.facts())
         with reporter.stage("write"):
-            _write(options.output, bundle, predictor, record)
+            write_trained(options.output, bundle, predictor, record)
         return {
             "output": str(options.output),
             "predictor": msgspec.to_builtins(record),
@@ -427,7 +427,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _write(path: Path, bundle: Bundle, predictor: Predictor, record: DepthPredictor) -> None:
+def write_trained(
+    path: Path, bundle: Bundle, predictor: Predictor, record: DepthPredictor
+) -> None:
     """The bundle with the predictor's constants and its record."""
     constants = packed_constants(predictor)
     weights = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 import torch
@@ -209,8 +208,3 @@ class _Counted:
     def sizes(self) -> list[int]:
         """Rows of the tree after 0, 1, ... steps, but for the last step."""
         return list(accumulate(self._asked))
-
-
-def tensors_of(traces: Traces) -> dict[str, Any]:
-    """By field, contiguous, to be stored."""
-    return {one.name: getattr(traces, one.name).contiguous() for one in fields(traces)}

@@ -66,7 +66,7 @@ def _depth_problems(manifest: Manifest) -> Iterator[str]:
     depth = manifest.schedule.depth
     if depth is None:
         return
-    if not 1 <= len(depth.rows) <= manifest.model.max_depth or min(depth.rows) < 1:
+    if not 1 <= len(depth.rows) <= manifest.model.max_depth or min(depth.rows, default=0) < 1:
         yield (
             f"the depth predictor has rows {list(depth.rows)} by depth, wanted 1 to "
             f"{manifest.model.max_depth} numbers from 1"
