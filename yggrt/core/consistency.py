@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 
-from yggrt.core.errors import BundleError
+from yggrt.core.errors import BundleError, RequestError
 from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import (
     DRAFTER_KINDS,
@@ -16,6 +16,7 @@ from yggrt.core.schema import (
     ModelDrafter,
     ModelInfo,
 )
+from yggrt.core.spec import parse_tree_spec
 
 CODE_PREFIX = "code/"
 MANIFEST_NAME = "manifest.json"
@@ -66,6 +67,13 @@ def _depth_problems(manifest: Manifest) -> Iterator[str]:
     depth = manifest.schedule.depth
     if depth is None:
         return
+    try:
+        levels = parse_tree_spec(depth.tree).depth
+    except RequestError as error:
+        yield f"the depth predictor's {error.message}"
+        return
+    if len(depth.rows) != levels:
+        yield f"the depth predictor has rows {list(depth.rows)} for a tree of {levels} levels"
     if not 1 <= len(depth.rows) <= manifest.model.max_depth or min(depth.rows, default=0) < 1:
         yield (
             f"the depth predictor has rows {list(depth.rows)} by depth, wanted 1 to "
