@@ -106,8 +106,7 @@ def fixed_depths(setting: Setting) -> list[float]:
 
 
 def best_fixed_depth(setting: Setting) -> int:
-    """By the traces that were not held out: the one that constant hazards would choose most often
-    is not always the one that takes the least time, so times decide."""
+    """The one of 1 and more that took the least time per token on all prompts but the test's."""
     seen = setting.traces.of_prompts([*setting.split.train, *setting.split.validate])
     times = [token_ms(seen, torch.full((len(seen),), d)) for d in range(seen.depth + 1)]
     return min(range(1, seen.depth + 1), key=times.__getitem__)

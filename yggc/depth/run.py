@@ -30,7 +30,7 @@ from yggc.depth.rows import read_rows
 from yggc.depth.scores import Times, reliability
 from yggc.depth.swap import packed_constants, swap_constants
 from yggc.depth.traces import Tracer, Traces
-from yggc.errors import RecipeError
+from yggc.errors import PreflightError, RecipeError
 from yggc.report import Reporter
 from yggrt.bundle import Bundle, WeightSource, write_bundle
 from yggrt.cache import Cache
@@ -90,6 +90,7 @@ def train_depth(options: DepthOptions, cache: Cache, reporter: Reporter) -> dict
     writing a bundle raises.
     """
     sampling = SamplingParams(temperature=options.temperature)
+    _check_folders(options)
     if options.weights is not None:
         check_onnx()
     with Bundle.open(options.bundle, cache=cache) as bundle:
@@ -134,6 +135,20 @@ def train_depth(options: DepthOptions, cache: Cache, reporter: Reporter) -> dict
                 name: len(getattr(setting.split, name)) for name in ("train", "validate", "test")
             },
         }
+
+
+def _check_folders(options: DepthOptions) -> None:
+    """Before minutes of work: PreflightError for a file without a folder to lie in."""
+    for flag, path in (
+        ("--output", options.output),
+        ("--traces", options.traces),
+        ("--weights", options.weights),
+    ):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise PreflightError(
+                f"{flag} {path}: no such folder {path.absolute().parent}",
+                "make it, or correct the path",
+            )
 
 
 def base_tree(manifest: Manifest, tree: str | None) -> TreeSpec:
@@ -204,8 +219,8 @@ class _Work:
         self._base = base
         expanded = self._draft.max_expanded if self._draft is not None else 1 << 30
         self._spec = full_depth(base, self._max_depth, graphs.row_counts[-1], expanded)
-        if self._options.first is not None:
-            read_predictor(self._options.first, self._wanted())
+        first = self._options.first
+        self._given = None if first is None else read_predictor(first, self._wanted())
 
     def facts(self) -> dict[str, Any]:
         """What a predictor's file says it was made for."""
@@ -248,9 +263,8 @@ class _Work:
         )
 
     def predictor(self, setting: ablate.Setting) -> Predictor:
-        if self._options.first is not None:
-            return read_predictor(self._options.first, self._wanted())
-        return ablate.fit_predictor(setting)
+        """The given one, or one that is fitted now."""
+        return ablate.fit_predictor(setting) if self._given is None else self._given
 
     def hazards(self, traces: Traces, predictor: Predictor) -> torch.Tensor:
         """Of the levels that are drafted."""
@@ -260,8 +274,9 @@ class _Work:
         """Measured on the test prompts with the constants swapped in memory."""
         depth = ablate.best_fixed_depth(setting)
         best = msgspec.structs.replace(self._spec, depth=depth)
-        base = self._options.tree or self._bundle.manifest.schedule.tree
-        fixed = [format_tree_spec(parse_tree_spec(base)), format_tree_spec(best)]
+        # The bundle's own tree may be plain decoding where another was asked for.
+        own = parse_tree_spec(self._bundle.manifest.schedule.tree)
+        fixed = [format_tree_spec(one) for one in (own, self._base, best)]
         # Drafters that know none of these prompts.
         folds = recorded_folds(self._bundle.manifest, traced.recordings, self._draft)
         drafters = dict(self._drafters(traced.recordings, folds))
