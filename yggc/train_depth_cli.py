@@ -92,8 +92,9 @@ def depth(
     prepare_process()
 
     from yggc.depth.fit import FitOptions
+    from yggc.depth.options import DepthOptions
     from yggc.depth.report import report_lines
-    from yggc.depth.run import DepthOptions, train_depth
+    from yggc.depth.run import train_depth
     from yggc.report import Reporter
     from yggrt.cache import open_cache
 

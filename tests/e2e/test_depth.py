@@ -19,8 +19,9 @@ from drafting import decode, prompts, random_tree
 from yggc.depth.hazards import Predictor
 from yggc.depth.prompts import calibration_prompts
 from yggc.depth.rows import gives_features, read_rows
-from yggc.depth.run import base_tree, full_depth, write_trained
+from yggc.depth.run import write_trained
 from yggc.depth.swap import swap_constants
+from yggc.depth.tree import base_tree, full_depth
 from yggc.errors import RecipeError
 from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
@@ -48,7 +49,7 @@ def predictor(seed: int = 3) -> Predictor:
 
 def record(**changes: Any) -> DepthPredictor:
     values: dict[str, Any] = {
-        "tree": TREE, "temperature": 0.0, "rows": (4, 4, 4, 16, 16, 16), "is_on": True,
+        "tree": TREE, "temperature": 0.0, "rows": (2, 3, 4, 6, 8, 10), "is_on": True,
         "num_traces": 300, "num_prompts": 20, "log_loss": 0.5, "constant_log_loss": 0.6,
         "calibration_error": (0.01,) * 6, "against": "sequence:depth=2", "num_measured": 8,
         "gain": 1.1, "gain_interval": (1.05, 1.15), **changes,
@@ -111,7 +112,7 @@ def test_tokens_are_plain_decodings(
         write_trained(path, bundle, predictor(), record(tree=tree, temperature=temperature))
     session = load(path)
     # Whatever this machine's times are, rows cost something here.
-    session._parts = replace(session._parts, latency=lambda rows, context: 1 + rows / 10)
+    session._parts = replace(session._parts, latency=lambda rows, context: 1 + rows / 5)
     depths: set[int] = set()
     for prompt in prompts(6, (1, 2, 17, 70)):
         options = {"temperature": temperature, "seed": 7}

@@ -104,7 +104,7 @@ def by_hand() -> Traces:
 
 def test_chosen_depths_and_what_they_take() -> None:
     traces = by_hand()
-    times = Times((1, 2, 3), traces.seconds, RATIO)
+    times = Times(traces.seconds, RATIO)
     # 1, 1.5/1.5 and (1 + .5 + .25)/2: the smaller depth on a tie.
     assert chosen_depths(torch.full((2, 2), 0.5), times).tolist() == [0, 0]
     # 1, 1.9/1.5, 2.71/2.

@@ -12,18 +12,41 @@ import torch
 from yggc.depth.hazards import log_loss, reached
 from yggc.depth.traces import Traces
 from yggrt.core.objective import Objective
+from yggrt.core.schema import TreeSpec
+from yggrt.core.spec import draft_steps
+from yggrt.scheduling import Costs
 
 NUM_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What depths are chosen by: `rows[d]` verified by a pass of depth d, and its seconds at each
-    pass's context [n, D + 1]."""
+    """What depths are chosen by: `seconds` [n, D + 1] float64 that each pass would take at each
+    depth."""
 
-    rows: tuple[int, ...]
     seconds: torch.Tensor
     objective: Objective
+
+
+def usual_rows(traces: Traces) -> tuple[int, ...]:
+    """By depth from 0 on, what half of the passes of that depth verify at most."""
+    found: list[int] = traces.rows.median(0).values.tolist()
+    return tuple(found)
+
+
+def pass_times(
+    spec: TreeSpec, rows: tuple[int, ...], costs: Costs, objective: Objective, traces: Traces
+) -> Times:
+    """What the engine decides by at each pass's context: every depth with its usual rows."""
+    steps, by_context = (0, *draft_steps(spec)), {}
+    for context in set(traces.context.tolist()):
+        draft_s, seconds = 0.0, []
+        for depth, num_rows in enumerate(rows):
+            draft_s += costs.draft_step(steps[depth], context) if depth else 0.0
+            seconds.append(costs.rest_s + draft_s + costs.latency(num_rows, context))
+        by_context[context] = seconds
+    table = [by_context[context] for context in traces.context.tolist()]
+    return Times(torch.tensor(table, dtype=torch.float64), objective)
 
 
 def survival(hazards: torch.Tensor) -> torch.Tensor:
