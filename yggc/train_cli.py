@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from yggc.train_data_cli import data
+from yggc.train_depth_cli import depth
 from yggc.train_distill_cli import distill
 from yggc.train_eagle3_cli import eagle3
 from yggc.train_eagle_cli import eagle
@@ -14,7 +15,8 @@ from yggrt.terminal import ReportingGroup
 train = typer.Typer(
     name="train",
     cls=ReportingGroup,
-    help="Trains drafters: writes the text that they learn from, then fits them to it.",
+    help="Trains drafters, and what chooses their depth: writes the text that they learn from, "
+    "then fits them to it.",
     no_args_is_help=True,
 )
 
@@ -29,3 +31,4 @@ train.command()(eagle)
 train.command()(eagle3)
 train.command()(distill)
 train.command()(export)
+train.command()(depth)

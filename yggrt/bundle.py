@@ -12,6 +12,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
@@ -148,6 +149,18 @@ class Bundle:
                 raise BundleError(f"{self.path}: was cut short while it was being read", _DAMAGED)
             yield data
             at += len(data)
+
+    def weight_sources(self) -> list[WeightSource]:
+        """All weights to write again, in the order in which they lie in the file."""
+        weights = sorted(self.manifest.weights.items(), key=lambda item: item[1].offset)
+        return [
+            WeightSource(name, spec.dtype, spec.shape, partial(self.weight_chunks, name))
+            for name, spec in weights
+        ]
+
+    def member_sources(self) -> dict[str, bytes | Path]:
+        """All members but the weights, to write again."""
+        return {name: self.read(name) for name in self.manifest.members if name != WEIGHTS_NAME}
 
     def read_weights(self) -> None:
         """Makes `weight` give views of a copy in this process's own huge pages, which a pass reads

@@ -19,6 +19,7 @@ from yggrt.core.plans import canonical, format_plan, why_invalid
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
 from yggrt.core.tree import TokenTree, clip_depth, followed, join, prune
+from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
 from yggrt.gate import Cost, Gate
 from yggrt.policies import policy_for
@@ -82,7 +83,8 @@ class EngineStats:
     num_gated: passes in which the gate kept the drafter out. num_beyond: passes without a draft
     because the sequence had outgrown the drafter's context. num_drafted: passes with a tree grown
     for them, whether it was verified or not. num_tests: visited rows that had a drafted child;
-    tests_histogram: passes by how many they had, one at each depth from 1 on. accepted_first,
+    tests_histogram: passes by how many they had, one at each depth from 1 on. depth_histogram:
+    passes with a tree by the depth that was chosen for it. accepted_first,
     accepted_second: accepted tokens that the tree of the drafter and that of the second had, some
     of them both. ranks_histogram: accepted nodes by their place among the children of their
     parent, 0 the first; children_histogram: visited rows by how many children they had, at least
@@ -107,6 +109,7 @@ class EngineStats:
     ranks_histogram: Counter[int] = field(default_factory=Counter)
     children_histogram: Counter[int] = field(default_factory=Counter)
     promised: dict[int, Promised] = field(default_factory=dict)
+    depth_histogram: Counter[int] = field(default_factory=Counter)
     stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     @property
@@ -131,7 +134,7 @@ class Engine:
     `latency` gives the seconds of a verify pass by row count, one of the graphs', and length of
     the context, `draft_step` those of a growth step by the nodes that a model runs in it and the
     context; `rest_s` is the time of a pass beside both. `objective` says what the choice of rows
-    maximises.
+    maximises. `depth` chooses each pass's depth, up to that of `spec`; without it all have that.
     Raises RequestError if the graphs cannot hold the spec's verify rows, or the drafter its nodes.
     """
 
@@ -146,6 +149,7 @@ class Engine:
         gate: Gate,
         objective: Objective = RATIO,
         draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
+        depth: DepthChoice | None = None,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -171,6 +175,7 @@ class Engine:
         self._sampler: Sampler = greedy
         self._latency, self._rest_s, self._objective = latency, rest_s, objective
         self._draft_step, self._draft_s = draft_step, 0.0
+        self._depth = depth
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
             rows: min(count for count in graphs.row_counts if count >= rows)
@@ -239,6 +244,9 @@ class Engine:
             out = self._graphs.prefill(self._cache, ids[start:end], start)
             self._drafter.observe(start, out.hidden, range(end - start))
             self._length = end
+        if self._depth is not None:
+            self._depth.start()
+            self._depth.observe(out.hazards[0])
         self._ended("prefill", began)
         first = self._sampler(out)(0, self._length)
         self._drafter.commit([first])
@@ -268,6 +276,8 @@ class Engine:
         accepted = accept(tree, self._sampler(out), self._length + 1)
         start = self._ended("accept", start)
         self._drafter.observe(self._length, out.hidden, (0, *accepted.path))
+        if self._depth is not None:
+            self._depth.observe(out.hazards[(0, *accepted.path)[-1]])
         self._commit(accepted)
         self._ended("commit", start)
         if self.on_pass is not None:
@@ -295,7 +305,11 @@ class Engine:
     def _draft(self) -> TokenTree:
         trust, seconds = self._gate.trust, self._seconds_here()
         min_score = self._min_value / trust if trust else 1.0
-        tree = self._grow(self._ids[-1], self._spec, self._drafter, min_score)
+        spec = self._spec
+        if self._depth is not None:
+            spec, self._draft_s = self._depth.choose(self._middle_of_block())
+            self.stats.depth_histogram[spec.depth] += 1
+        tree = self._grow(self._ids[-1], spec, self._drafter, min_score)
         if self._spec.policy == "lookahead":
             # Its rows are there for what they teach, too.
             self._drafted = clip_depth(tree, self.room - 1)
@@ -323,16 +337,21 @@ class Engine:
         """Seconds of a verify pass by the row counts to choose from, at this context."""
         block = self._length // CONTEXT_BLOCK
         if block != self._block:
-            context = block * CONTEXT_BLOCK + CONTEXT_BLOCK // 2
+            context = self._middle_of_block()
             self._block = block
             self._seconds = {
                 rows: self._latency(bucket, context) for rows, bucket in self._row_choices.items()
             }
-            self._draft_s = sum(self._draft_step(num, context) for num in draft_steps(self._spec))
+            draft_s = sum(self._draft_step(num, context) for num in draft_steps(self._spec))
+            if self._depth is None:
+                self._draft_s = draft_s
             self._min_value = SLACK * least_value(
-                self._seconds, self._rest_s + self._draft_s, self._objective
+                self._seconds, self._rest_s + draft_s, self._objective
             )
         return self._seconds
+
+    def _middle_of_block(self) -> int:
+        return self._length // CONTEXT_BLOCK * CONTEXT_BLOCK + CONTEXT_BLOCK // 2
 
     def _commit(self, accepted: Accepted) -> None:
         # A chain's rows already lie where they belong.

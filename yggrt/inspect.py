@@ -267,11 +267,25 @@ def _schedule_tables(schedule: dict[str, Any]) -> Iterator[tuple[str, Table]]:
         "host time per pass": f"{schedule['rest_s'] * 1e3:.2f} ms",
         "objective": schedule["objective"],
     }
+    if schedule.get("depth"):
+        shown["depth predictor"] = describe_depth(schedule["depth"])
     yield "Schedule", _pairs(shown)
     if schedule["candidates"]:
         rows = map(_candidate, schedule["candidates"])
         heads = "tree tokens/pass ms/token speedup measured-ms/token measured-speedup"
         yield "Candidates, as predicted and measured", _rows(heads, rows)
+
+
+def describe_depth(depth: dict[str, Any]) -> str:
+    """In words whether a depth predictor (its record in JSON types) is on, and what it brought."""
+    low, high = depth["gain_interval"]
+    gain = f"{depth['gain']:.3f}x [{low:.3f}, {high:.3f}]"
+    return (
+        f"{'on' if depth['is_on'] else 'off'}: {gain} of {depth['against']} in time per token on "
+        f"{depth['num_measured']} held-out prompts, temperature {depth['temperature']:g}; "
+        f"log-loss {depth['log_loss']:.3f}, of constant hazards {depth['constant_log_loss']:.3f}; "
+        f"{depth['tree']}"
+    )
 
 
 def _source(source: dict[str, Any]) -> Row:

@@ -89,6 +89,9 @@ def start_session(
     if other is not None:
         # What was measured of the bundle's own says nothing of this one.
         parts = replace(parts, drafter=other(), draft_step=no_draft_step, ranks=schema.UNMEASURED)
+    elif tree is None and manifest.schedule.depth is not None and manifest.schedule.depth.is_on:
+        # It was measured against the bundle's own tree.
+        parts = replace(parts, predictor=manifest.schedule.depth)
     return open_session(bundle, parts, spec)
 
 

@@ -3,7 +3,7 @@ other prompts that are decoded now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -58,20 +58,25 @@ def folds_of(
     recordings: list[Recording],
     draft: DraftGraphs | None = None,
 ) -> list[Fold]:
-    """The answers to calibration prompts, each with a drafter of the bundle's kind that does not
-    know it; hidden states are made anew where the drafter reads them."""
+    """As `recorded_folds`; hidden states are made anew where the drafter reads them."""
+    if draft is not None and draft.feature_size:
+        recordings = with_hidden(graphs, recordings)
+    return recorded_folds(manifest, recordings, draft)
+
+
+def recorded_folds(
+    manifest: Manifest, recordings: Sequence[Recording], draft: DraftGraphs | None = None
+) -> list[Fold]:
+    """The recordings, each with a drafter of the bundle's kind that does not know them; `draft`
+    as for `bundle_folds`. A head reads their hidden rows when it drafts over them."""
     parameters, ngram = manifest.schedule.drafter, manifest.schedule.ngram
     if isinstance(parameters, LookaheadParameters):
         return [(LookaheadDrafter(), recordings)]
-    if not isinstance(parameters, NgramParameters):
-        assert draft is not None
-        if draft.feature_size:
-            recordings = with_hidden(graphs, recordings)
-        model = model_drafter(draft, parameters, manifest.model.vocab_size)
-        return (
-            [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
-        )
-    return list(held_out(parameters, recordings))
+    if isinstance(parameters, NgramParameters):
+        return list(held_out(parameters, recordings))
+    assert draft is not None
+    model = model_drafter(draft, parameters, manifest.model.vocab_size)
+    return [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
 
 
 def _other_prompts(

@@ -43,7 +43,7 @@ from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec, shap
 from yggrt.drafters import UNLIMITED, Drafter
 from yggrt.drafters.calibrate import Recording
 from yggrt.drafters.rank_acceptance import measure_ranks
-from yggrt.engine import Engine
+from yggrt.engine import Engine, Sampler
 from yggrt.gate import OpenGate, RunningGate
 from yggrt.plan_costs import plan_candidates
 from yggrt.policies import MIDDLING_CONTEXT, Measured, resolve
@@ -140,10 +140,15 @@ class Limits:
 
 
 def decode(
-    engine: Engine, prompt: Sequence[int], num_tokens: int, eos_ids: Collection[int]
+    engine: Engine,
+    prompt: Sequence[int],
+    num_tokens: int,
+    eos_ids: Collection[int],
+    sampler: Sampler | None = None,
 ) -> tuple[list[int], Run]:
-    """At most `num_tokens` ids, EOS the last, and what those after the first took."""
-    output = [engine.start(prompt)]
+    """At most `num_tokens` ids, EOS the last, and what those after the first took; `sampler` as
+    for `Engine.start`."""
+    output = [engine.start(prompt, sampler=sampler)]
     start = perf_counter()
     while len(output) < num_tokens and engine.room and output[-1] not in eos_ids:
         for token in engine.step().tokens:
@@ -166,8 +171,10 @@ def record_answers(
     *,
     budget_s: float = float("inf"),
     on_answer: Callable[[], None] = lambda: None,
+    sampler_for: Callable[[int, Sequence[int]], Sampler | None] = lambda number, prompt: None,
 ) -> tuple[list[Recording], Run]:
-    """(prompt, output) ids, until `budget_s` is over, and what decoding them took.
+    """(prompt, output) ids, until `budget_s` is over, and what decoding them took; `sampler_for`
+    gives a prompt's sampler by its number and ids.
 
     Decodes with a tree, which is faster and emits plain decoding's ids.
     """
@@ -180,10 +187,10 @@ def record_answers(
     )  # fmt: skip
     recordings: list[Recording] = []
     total = Run()
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         if recordings and perf_counter() - start > budget_s:
             break
-        output, run = decode(engine, prompt, num_tokens, eos_ids)
+        output, run = decode(engine, prompt, num_tokens, eos_ids, sampler_for(number, prompt))
         recordings.append(Recording(prompt, output))
         total.add(run)
         on_answer()

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Unpack
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
-from yggrt.core.schema import UNMEASURED, RankAcceptance, TreeSpec
+from yggrt.core.schema import UNMEASURED, DepthPredictor, RankAcceptance, TreeSpec
 from yggrt.core.spec import format_tree_spec
+from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
@@ -74,9 +75,10 @@ def no_draft_step(num_nodes: int, context: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of besides its tree (see Engine), and the operator that quickens
-    draws, None where the bundle's library has none. `ranks`: how the drafter's candidates fare,
-    which some trees take their shape from.
+    """What an engine is made of besides its tree (see Engine); the operator that quickens draws,
+    None where the bundle's library has none; `ranks`: how the drafter's candidates fare, which
+    some trees take their shape from; and the depth predictor of requests that name no tree, None
+    where none is on.
     """
 
     graphs: Graphs
@@ -87,6 +89,7 @@ class Parts:
     draft_step: Callable[[int, int], float] = no_draft_step
     keyed_select: KeyedSelect | None = None
     ranks: RankAcceptance = UNMEASURED
+    predictor: DepthPredictor | None = None
 
     def resolve(self, spec: TreeSpec) -> TreeSpec:
         """The spec with its shape; see `yggrt.policies.resolve`."""
@@ -126,10 +129,10 @@ class Session:
         self._eos_ids = tuple(eos_ids)
         self._vocab_size = vocab_size
         self._engine: Engine | None = None
-        self._engine_key: tuple[TreeSpec, bool] | None = None
+        self._engine_key: tuple[TreeSpec, bool, bool] | None = None
         self._num_requests = 0
         self._constraints: ConstraintCompiler | None = None
-        self._engine_for(tree, gated=True)
+        self._engine_for(tree, gated=True, depth=None)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """The whole output for a raw prompt or its ids; with n, of all choices (`choices`)."""
@@ -180,7 +183,9 @@ class Session:
         self, start: float, prompt_ids: list[int], request: Request, choice: int = 0
     ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
-        engine = self._engine_for(request.tree or self.tree, request.gated)
+        depth = self._depth_for(request)
+        tree = depth.spec if depth is not None else request.tree or self.tree
+        engine = self._engine_for(tree, request.gated, depth)
         engine.on_stage, engine.on_pass = request.on_stage, request.on_pass
         eos_ids = () if request.ignore_eos else self._eos_ids
         output = Output(
@@ -192,7 +197,7 @@ class Session:
         sampler = self._sampler(prompt_ids, request, choice, output.ending_ids)
         self._num_requests += 1
         number = self._num_requests
-        return self._passes(engine, output, prompt_ids, start, request, sampler, number)
+        return self._passes(engine, output, prompt_ids, start, request, tree, sampler, number)
 
     def _sampler(
         self,
@@ -232,6 +237,7 @@ class Session:
         prompt_ids: list[int],
         start: float,
         request: Request,
+        tree: TreeSpec,
         sampler: Sampler | None,
         number: int,
     ) -> Generator[Piece, None, None]:
@@ -265,7 +271,7 @@ class Session:
                     finish_reason=output.finish_reason or "cancelled",
                     stats=Stats.of(
                         engine.stats,
-                        tree=format_tree_spec(request.tree or self.tree),
+                        tree=format_tree_spec(tree),
                         seed=request.seed,
                         num_prompt_tokens=len(prompt_ids),
                         num_tokens=len(output.ids),
@@ -282,11 +288,24 @@ class Session:
                 "read a stream to its end or close it first, or load a second session",
             )
 
-    def _engine_for(self, spec: TreeSpec, gated: bool) -> Engine:
+    def _depth_for(self, request: Request) -> DepthChoice | None:
+        """What chooses the depths of a request: hazards hold for one tree at one temperature, and
+        for passes that are to pay."""
+        predictor, parts = self._parts.predictor, self._parts
+        if predictor is None or request.tree is not None or not request.gated:
+            return None
+        if request.sampling.temperature != predictor.temperature:
+            return None
+        return DepthChoice(
+            predictor, parts.latency, parts.draft_step, parts.rest_s, parts.objective
+        )
+
+    def _engine_for(self, spec: TreeSpec, gated: bool, depth: DepthChoice | None) -> Engine:
         """The engine of the request before if it fits, else a new one, which knows nothing of the
         cache's rows.
         """
-        if self._engine is None or self._engine_key != (spec, gated):
+        key = (spec, gated, depth is not None)
+        if self._engine is None or self._engine_key != key:
             parts = self._parts
             gate: Gate = RunningGate() if gated else OpenGate()
             # Without a gate all rows cost the same, so every drafted node that has a row is
@@ -302,8 +321,9 @@ class Session:
                 gate,
                 objective=parts.objective if gated else RATIO,
                 draft_step=parts.draft_step,
+                depth=depth,
             )
-            self._engine_key = (spec, gated)
+            self._engine_key = key
         return self._engine
 
     def _need_text(self) -> Text:

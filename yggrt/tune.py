@@ -4,16 +4,14 @@ anew: the compiler's last stages without a compiler."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from yggrt.bundle import Bundle, WeightSource, write_bundle
+from yggrt.bundle import Bundle, write_bundle
 from yggrt.cache import Cache
-from yggrt.core.consistency import WEIGHTS_NAME
 from yggrt.core.objective import Form
 from yggrt.core.schema import FORMAT_VERSION, LookaheadDrafter, Manifest, TunedFor
 from yggrt.core.search import model_trees, window_trees
@@ -101,6 +99,7 @@ def tune_bundle(
         ngram=manifest.schedule.ngram,
     )
     progress("write")
+    depth = manifest.schedule.depth
     tuned = msgspec.structs.replace(
         manifest,
         format_version=FORMAT_VERSION,
@@ -109,10 +108,15 @@ def tune_bundle(
         ),
         latency=points,
         profile=measured.notes(manifest.graphs),
-        # Answers that were decoded just now are not what the drafter was calibrated on.
-        schedule=msgspec.structs.replace(schedule, recordings=manifest.schedule.recordings),
+        # Answers that were decoded just now are not what the drafter was calibrated on. What a
+        # depth predictor gains was measured with other times and against another tree.
+        schedule=msgspec.structs.replace(
+            schedule,
+            recordings=manifest.schedule.recordings,
+            depth=depth and msgspec.structs.replace(depth, is_on=False),
+        ),
     )
-    written = write_bundle(output, tuned, _weights(bundle), _members(bundle))
+    written = write_bundle(output, tuned, bundle.weight_sources(), bundle.member_sources())
     progress("")
     return written
 
@@ -166,16 +170,3 @@ def tuning_lines(found: dict[str, Any]) -> Iterator[str]:
 def _plain_ms(manifest: Manifest) -> float:
     """A pass of one row at the shortest measured context."""
     return 1e3 * LatencyTable.of(manifest.latency, manifest.graphs)(1, 0)
-
-
-def _weights(bundle: Bundle) -> list[WeightSource]:
-    """In the order in which they lie in the file."""
-    weights = sorted(bundle.manifest.weights.items(), key=lambda item: item[1].offset)
-    return [
-        WeightSource(name, spec.dtype, spec.shape, partial(bundle.weight_chunks, name))
-        for name, spec in weights
-    ]
-
-
-def _members(bundle: Bundle) -> dict[str, bytes | Path]:
-    return {name: bundle.read(name) for name in bundle.manifest.members if name != WEIGHTS_NAME}

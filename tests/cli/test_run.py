@@ -205,7 +205,7 @@ def test_verbose_shows_the_traceback_of_an_error(session: Session) -> None:
 def test_ctrl_c_ends_with_statistics_and_exit_130(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_step = session._engine_for(session.tree, True).step
+    engine_step = session._engine_for(session.tree, True, None).step
 
     def step_and_interrupt() -> Any:
         os.kill(os.getpid(), signal.SIGINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator
 
-from yggrt.core.errors import BundleError
+from yggrt.core.errors import BundleError, RequestError
 from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import (
     DRAFTER_KINDS,
@@ -16,6 +16,7 @@ from yggrt.core.schema import (
     ModelDrafter,
     ModelInfo,
 )
+from yggrt.core.spec import parse_tree_spec
 
 CODE_PREFIX = "code/"
 MANIFEST_NAME = "manifest.json"
@@ -57,8 +58,42 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         for index, one in enumerate(recorded):
             if any(not 0 <= token < vocab for token in (*one.prompt_ids, *one.output_ids)):
                 yield f"{name} {index} holds an id outside 0..{vocab - 1}"
+    yield from _depth_problems(manifest)
     if manifest.schedule.objective == "lagrangian" and not manifest.schedule.rate > 0:
         yield f"the objective is lagrangian and its rate {manifest.schedule.rate}, wanted above 0"
+
+
+def _depth_problems(manifest: Manifest) -> Iterator[str]:
+    depth = manifest.schedule.depth
+    if depth is None:
+        return
+    try:
+        levels = parse_tree_spec(depth.tree).depth
+    except RequestError as error:
+        yield f"the depth predictor's {error.message}"
+        return
+    if len(depth.rows) != levels:
+        yield f"the depth predictor has rows {list(depth.rows)} for a tree of {levels} levels"
+    if not 1 <= len(depth.rows) <= manifest.model.max_depth or min(depth.rows, default=0) < 1:
+        yield (
+            f"the depth predictor has rows {list(depth.rows)} by depth, wanted 1 to "
+            f"{manifest.model.max_depth} numbers from 1"
+        )
+    if not depth.temperature >= 0 or not 0 <= depth.smoothing < 1:
+        yield (
+            f"the depth predictor has temperature {depth.temperature} and smoothing "
+            f"{depth.smoothing}, wanted 0 or more, and 0 to below 1"
+        )
+    if depth.is_on and not depth.gain_interval[0] > 1:
+        yield f"the depth predictor is on with a gain of {list(depth.gain_interval)}"
+    name = "predictor.decode.bias"
+    if (weight := manifest.weights.get(name)) is None:
+        yield f"the depth predictor has no weight {name!r}"
+    elif weight.shape != (manifest.model.max_depth,):
+        yield (
+            f"the depth predictor has {list(weight.shape)} hazards, wanted "
+            f"{manifest.model.max_depth}"
+        )
 
 
 def _member_problems(manifest: Manifest) -> Iterator[str]:

@@ -12,10 +12,10 @@ import msgspec
 
 from yggrt.core.errors import BundleError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 # Version 1 lacked what has a default in ModelInfo, version 2 what has one anywhere else, version 3
-# the EAGLE head and a second drafter.
-READABLE_VERSIONS = (1, 2, 3, 4)
+# the EAGLE head and a second drafter, version 4 the depth predictor.
+READABLE_VERSIONS = (1, 2, 3, 4, 5)
 NUM_EVIDENCE = 6
 
 GraphKind = Literal["verify", "prefill", "draft", "draft_prefill"]
@@ -368,12 +368,41 @@ class Golden(Record, frozen=True):
     output_ids: tuple[int, ...]
 
 
+class DepthPredictor(Record, frozen=True):
+    """What the verify graphs' hazards were trained for, and what they brought.
+
+    They hold for `tree` alone, which has the most levels that are chosen from, and for requests at
+    `temperature`. `rows[d - 1]`: rows that a pass of depth d verifies. `smoothing`: share of the
+    hazards of the pass before, 0 for none. `log_loss`, `constant_log_loss`: per hazard in nats on
+    held-out prompts, of the hazards and of the same ones for every row; `calibration_error`: of
+    the survival by depth. `gain`: time per token with the best fixed tree `against` over that
+    with the predictor, the mean over `num_measured` held-out prompts, `gain_interval` its 95 %
+    interval; `is_on`: that is above 1.
+    """
+
+    tree: str
+    temperature: float
+    rows: tuple[int, ...]
+    is_on: bool
+    num_traces: int
+    num_prompts: int
+    log_loss: float
+    constant_log_loss: float
+    calibration_error: tuple[float, ...]
+    against: str
+    num_measured: int
+    gain: float
+    gain_interval: tuple[float, float]
+    smoothing: float = 0.0
+
+
 class Schedule(Record, frozen=True):
     """The runtime's default. `rest_s`: measured seconds of a pass beside the verify graph, of
     which `stage_s` says more; `objective` is what each pass's choice of rows maximises, at `rate`
     tokens per second if it is the lagrangian. `ngram`: what drafts beside a model, if anything
-    does. `recordings`: the calibration prompts and answers
-    that all of it was chosen on. `num_scored`: schedules whose time per token was predicted.
+    does. `depth`: the depth predictor, None where none was trained. `recordings`: the calibration
+    prompts and answers that all of it was chosen on. `num_scored`: schedules whose time per token
+    was predicted.
     """
 
     tree: str
@@ -388,6 +417,7 @@ class Schedule(Record, frozen=True):
     ngram: NgramDrafter | None = None
     ranks: RankAcceptance = UNMEASURED
     num_scored: int = 0
+    depth: DepthPredictor | None = None
 
 
 class TextInfo(Record, frozen=True):
