@@ -211,7 +211,7 @@ def test_ctrl_c_ends_with_statistics_and_exit_130(
         os.kill(os.getpid(), signal.SIGINT)
         return engine_step()
 
-    monkeypatch.setattr(session._engine_for(session.tree, True), "step", step_and_interrupt)
+    monkeypatch.setattr(session._engine_for(session.tree, True, None), "step", step_and_interrupt)
     result = raw()
     assert result.exit_code == 130
     assert "1 passes" in result.stderr
