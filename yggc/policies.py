@@ -29,7 +29,7 @@ def check_policies(text: str | None) -> tuple[str, ...]:
         if name == NOT_REPLAYED:
             raise RequestError(
                 "--policies has lookahead, whose trees depend on what its window was answered",
-                "`yggrt bench --tree lookahead:...` measures them on a bundle of that drafter",
+                "`yggrt bench --drafter lookahead --tree lookahead:...` measures them",
             )
         if name == NO_SETTINGS:
             raise RequestError(
