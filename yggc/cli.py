@@ -217,6 +217,14 @@ def build(
     profile: SavedProfile = None,
     calibration: Calibration = None,
     calibration_tokens: CalibrationTokens = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help="Tree policies that the graphs have to hold trees of: names, or all (without "
+            "--max-verify: up to 64 rows).",
+            metavar="NAME,NAME",
+        ),
+    ] = None,
     stop_after: StopAfter = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -224,7 +232,12 @@ def build(
 ) -> None:
     """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
     from yggc.config import buckets_up_to
+    from yggc.policies import LAB_ROWS, check_policies, check_room
     from yggc.report import print_result
+
+    names = check_policies(policies)
+    if names and max_verify is None:
+        max_verify = LAB_ROWS
 
     flags = {
         "target": target,
@@ -253,6 +266,7 @@ def build(
         "calibration_tokens": calibration_tokens,
     }
     config, reporter = _prepare(recipe, flags, as_json, dry_run)
+    check_room(names, config)
     if dry_run:
         _dry_run(config, as_json)
         return

@@ -240,6 +240,6 @@ def test_row_counts_that_no_graph_can_have(changes: dict[str, object], message: 
 def test_a_profile_takes_every_flag_that_its_build_may_have() -> None:
     """Its fingerprint covers what the graphs depend on: a flag that it lacked could not be met."""
     after_profiling = {"tree", "objective", "profile", "calibration", "calibration_tokens"}
-    of_builds_alone = after_profiling | {"stop_after", "dry_run"}
+    of_builds_alone = after_profiling | {"stop_after", "dry_run", "policies"}
     taken = [set(inspect.signature(one).parameters) for one in (cli.profile_command, cli.build)]
     assert taken[0] == taken[1] - of_builds_alone

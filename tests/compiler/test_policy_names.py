@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from yggc.compare.options import check_one_bundle
-from yggc.policies import check_policies
+from yggc.config import buckets_up_to, load_config
+from yggc.policies import check_policies, check_room
 from yggrt.core.errors import RequestError
 
 
@@ -44,3 +45,16 @@ def test_flags_of_the_other_comparison_are_refused() -> None:
     ):
         with pytest.raises(RequestError, match=message):
             check_one_bundle(*arguments)
+
+
+def test_a_build_has_graphs_for_the_policies_that_it_names() -> None:
+    flags = {"verifier": "m.gguf", "output": "m.ygg", "target": "cpu"}
+    config, _ = load_config(None, flags | {"buckets": buckets_up_to(64)})
+    check_room(check_policies("all"), config)
+    alone, _ = load_config(None, flags | {"buckets": [1]})
+    check_room(("plain",), alone)
+    with pytest.raises(RequestError, match="'sequoia', no tree of which fits verify graphs of 1"):
+        check_room(("plain", "sequoia"), alone)
+    shallow, _ = load_config(None, flags | {"max_depth": 1})
+    with pytest.raises(RequestError, match=r"'specinfer', no tree of which fits .* 1 levels"):
+        check_room(("specinfer",), shallow)

@@ -15,7 +15,7 @@ from yggrt.drafters.calibrate import Recording
 NUM_RANKS = 8
 NUM_DEPTHS = 8
 # A drafter that is a model runs for every depth of every position.
-NUM_POSITIONS = 384
+NUM_POSITIONS = 192
 
 
 def measure_ranks(

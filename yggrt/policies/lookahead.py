@@ -41,7 +41,7 @@ class Lookahead(Policy):
         if not isinstance(drafter, LookaheadDrafter):
             raise RequestError(
                 "the tree policy lookahead wants the drafter of that name, the bundle has another",
-                "build one with --drafter lookahead",
+                "run it with --drafter lookahead, or build with that",
             )
         return drafter.tree(spec.width, spec.depth, spec.children)
 
