@@ -9,6 +9,7 @@ import pytest
 import torch
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs
 
+from yggc.depth.gain import Gain
 from yggc.depth.rows import Rows
 from yggc.depth.scores import (
     Brings,
@@ -139,4 +140,18 @@ def test_what_a_level_brings_by_hand() -> None:
     beside = traces.tokens.clone()
     beside[1] = torch.tensor([2, 2, 3])
     fields = {name: getattr(traces, name) for name in Traces.__dataclass_fields__}
-    assert measured_brings(Traces(**{**fields, "tokens": beside})) == Brings(1.5, (0.0, 1.0))
+    found = measured_brings(Traces(**{**fields, "tokens": beside}))
+    # None and one, and 16 passes at the half of both.
+    assert found.base_tokens == 1.5
+    assert found.worth == pytest.approx(((0 + 8) / 17, (1 + 8) / 17))
+
+
+def test_a_gain_that_is_noise_alone_is_none() -> None:
+    """Twice as quick and half as quick are no gain together; their plain mean would say 1.25."""
+    gain = Gain("sequence:depth=2", (2.0, 0.5) * 8, {})
+    assert gain.mean == pytest.approx(1.0)
+    low, high = gain.interval
+    assert low < 1 < high
+    assert low * high == pytest.approx(1.0, rel=0.1)
+    assert Gain("plain", (1.2, 1.25, 1.3), {}).interval[0] == pytest.approx(1.2, abs=0.01)
+    assert Gain("plain", (3.0,), {}).interval[0] == 0.0

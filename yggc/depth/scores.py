@@ -17,6 +17,8 @@ from yggrt.core.spec import draft_steps
 from yggrt.scheduling import Costs
 
 NUM_BINS = 10
+# What all levels together say counts as so many passes that reached a level.
+PRIOR_PASSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,14 @@ class Times:
 
 
 def measured_brings(traces: Traces) -> Brings:
-    """By the mean tokens of passes of each depth, over how often each level was reached."""
-    tokens = traces.tokens.double().mean(0)
-    shares = reached(traces.lengths, traces.depth).double().mean(0)
-    worth = torch.where(shares > 0, tokens.diff() / shares.clamp(min=1e-9), 0.0)
-    return Brings(float(tokens[0]), tuple(worth.clamp(min=0).tolist()))
+    """By the tokens that passes of each depth emit more than those of the depth before, over how
+    often the level was reached; levels that few reached take after all levels together."""
+    added = traces.tokens.double().sum(0).diff()
+    num = reached(traces.lengths, traces.depth).double().sum(0)
+    overall = added.sum() / num.sum().clamp(min=1)
+    worth = (added + PRIOR_PASSES * overall) / (num + PRIOR_PASSES)
+    base = float(traces.tokens[:, 0].double().mean())
+    return Brings(base, tuple(worth.clamp(min=0).tolist()))
 
 
 def usual_rows(traces: Traces) -> tuple[int, ...]:

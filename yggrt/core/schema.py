@@ -309,8 +309,8 @@ class DepthPredictor(Record, frozen=True):
     reached. `smoothing`: share of the hazards of the pass before, 0 for none. `log_loss`,
     `constant_log_loss`: per hazard in nats on held-out prompts, of the hazards and of the same
     ones for every row; `calibration_error`: of the survival by depth. `gain`: time per token with
-    the best fixed tree `against` over that with the predictor, the mean over `num_measured` held-
-    out prompts, `gain_interval` its 95 % interval; `is_on`: that is above 1.
+    the best fixed tree `against` over that with the predictor, the geometric mean over
+    `num_measured` held-out prompts, `gain_interval` its 95 % interval; `is_on`: that is above 1.
     """
 
     tree: str
