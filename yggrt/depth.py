@@ -39,10 +39,10 @@ class DepthChoice:
     ) -> None:
         self.spec = parse_tree_spec(predictor.tree)
         self._specs = [
-            msgspec.structs.replace(self.spec, depth=depth)
-            for depth in range(len(predictor.rows) + 1)
+            msgspec.structs.replace(self.spec, depth=depth) for depth in range(len(predictor.rows))
         ]
-        self._rows = (1, *predictor.rows)
+        self._rows = predictor.rows
+        self._base_tokens, self._worth = predictor.base_tokens, predictor.worth
         self._smoothing = predictor.smoothing
         self._latency, self._draft_step = latency, draft_step
         self._rest_s, self._objective = rest_s, objective
@@ -57,7 +57,7 @@ class DepthChoice:
 
     def observe(self, hazards: torch.Tensor) -> None:
         """Hazards [D_max] float32 of the last accepted row."""
-        found: list[float] = hazards.tolist()[: len(self._rows) - 1]
+        found: list[float] = hazards.tolist()[: len(self._worth)]
         if self._smoothing and self._hazards:
             old = self._smoothing
             found = [
@@ -77,5 +77,11 @@ class DepthChoice:
                 self._rest_s + draft_s + self._latency(rows, context)
                 for draft_s, rows in zip(self._draft_s, self._rows, strict=True)
             ]
-        depth = choose_depth(self._hazards, self._pass_s.__getitem__, self._objective)
+        depth = choose_depth(
+            self._hazards,
+            self._pass_s.__getitem__,
+            self._objective,
+            self._base_tokens,
+            self._worth,
+        )
         return self._specs[depth], self._draft_s[depth]

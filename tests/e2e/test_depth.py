@@ -49,7 +49,8 @@ def predictor(seed: int = 3) -> Predictor:
 
 def record(**changes: Any) -> DepthPredictor:
     values: dict[str, Any] = {
-        "tree": TREE, "temperature": 0.0, "rows": (2, 3, 4, 6, 8, 10), "is_on": True,
+        "tree": TREE, "temperature": 0.0, "rows": (1, 2, 3, 4, 6, 8, 10), "is_on": True,
+        "base_tokens": 1.0, "worth": (1.0,) * 6,
         "num_traces": 300, "num_prompts": 20, "log_loss": 0.5, "constant_log_loss": 0.6,
         "calibration_error": (0.01,) * 6, "against": "sequence:depth=2", "num_measured": 8,
         "gain": 1.1, "gain_interval": (1.05, 1.15), **changes,
@@ -162,10 +163,10 @@ def test_a_predictor_is_trained_measured_and_shipped(built: Path, tmp_path: Path
         assert depth is not None
         assert msgspec.to_builtins(depth) == found["predictor"] | {
             name: tuple(found["predictor"][name])
-            for name in ("rows", "calibration_error", "gain_interval")
+            for name in ("rows", "worth", "calibration_error", "gain_interval")
         }
         assert depth.is_on == (depth.gain_interval[0] > 1)
-        assert parse_tree_spec(depth.tree).depth == len(depth.rows) == DEPTH
+        assert parse_tree_spec(depth.tree).depth == len(depth.worth) == DEPTH
         assert depth.num_measured >= 2
         # What was trained is what the graphs compute, and what the files hold.
         from yggc.depth.files import read_predictor
@@ -289,8 +290,8 @@ def test_too_few_traces_are_refused(built: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"rows": (4,) * 5}, "for a tree of 6 levels"),
-        ({"tree": "sequence:depth=9", "rows": (4,) * 9}, "wanted 1 to 8 numbers"),
+        ({"rows": (4,) * 6}, "for a tree of 6 levels"),
+        ({"tree": "sequence:depth=9"}, "has 9 levels, wanted 1 to 8"),
         ({"tree": "oak:depth=6"}, "no tree policy 'oak'"),
         ({"smoothing": 1.0}, "smoothing 1.0"),
         ({"gain_interval": (0.9, 1.2)}, "is on with a gain of"),

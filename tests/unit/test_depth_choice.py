@@ -25,7 +25,8 @@ TREES = ("sequence:depth=4", "egt:width=3,depth=4,children=4,verify=13")
 
 def predictor(tree: str = TREES[0], **changes: Any) -> DepthPredictor:
     values: dict[str, Any] = {
-        "tree": tree, "temperature": 0.0, "rows": (4, 4, 8, 8), "is_on": True,
+        "tree": tree, "temperature": 0.0, "rows": (1, 4, 4, 8, 8), "is_on": True,
+        "base_tokens": 1.0, "worth": (1.0,) * 4,
         "num_traces": 300, "num_prompts": 20, "log_loss": 0.5, "constant_log_loss": 0.6,
         "calibration_error": (0.01,) * 4, "against": "sequence:depth=2", "num_measured": 8,
         "gain": 1.1, "gain_interval": (1.05, 1.15), **changes,
@@ -53,6 +54,15 @@ def test_rows_count_as_their_depth_needs_them() -> None:
     depth = choice(0.1, lambda rows, context: {1: 10.0, 4: 11.0, 8: 30.0}[rows])
     depth.observe(torch.tensor([0.9, 0.9, 0.9, 0.9]))
     assert depth.choose(32)[0].depth == 2
+
+
+def test_levels_count_for_what_they_bring() -> None:
+    """n-grams beside that say the first level anyway leave a second that is worth its time."""
+    hazards, brings = torch.tensor([0.9, 0.9, 0.1, 0.1]), {"base_tokens": 1.9}
+    for worth, best in (((1.0, 1.0, 1.0, 1.0), 2), ((0.1, 0.1, 1.0, 1.0), 0), ((0, 1, 0, 0), 2)):
+        depth = choice(1.0, lambda rows, context: 10.0, worth=worth, **brings)
+        depth.observe(hazards)
+        assert depth.choose(32)[0].depth == best
 
 
 def test_where_nothing_will_be_right_nothing_is_drafted() -> None:

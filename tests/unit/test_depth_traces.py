@@ -9,8 +9,17 @@ import pytest
 import torch
 from scripted import OracleDrafter, RandomDrafter, ScriptedGraphs
 
+from yggc.depth.gain import Gain
 from yggc.depth.rows import Rows
-from yggc.depth.scores import Times, chosen_depths, oracle_depths, reliability, token_ms
+from yggc.depth.scores import (
+    Brings,
+    Times,
+    chosen_depths,
+    measured_brings,
+    oracle_depths,
+    reliability,
+    token_ms,
+)
 from yggc.depth.traces import Tracer, Traces
 from yggrt.core.objective import RATIO
 from yggrt.core.spec import parse_tree_spec
@@ -104,7 +113,7 @@ def by_hand() -> Traces:
 
 def test_chosen_depths_and_what_they_take() -> None:
     traces = by_hand()
-    times = Times(traces.seconds, RATIO)
+    times = Times(traces.seconds, RATIO, Brings(1.0, (1.0, 1.0)))
     # 1, 1.5/1.5 and (1 + .5 + .25)/2: the smaller depth on a tie.
     assert chosen_depths(torch.full((2, 2), 0.5), times).tolist() == [0, 0]
     # 1, 1.9/1.5, 2.71/2.
@@ -121,3 +130,28 @@ def test_reliability_by_hand() -> None:
     assert found[0]["error"] == pytest.approx((0.2 + 0.2) / 2)
     assert found[1]["error"] == pytest.approx((0.1 + 0.6) / 2)
     assert sum(one["num"] for one in found[0]["bins"]) == 2
+
+
+def test_what_a_level_brings_by_hand() -> None:
+    """One pass of two reaches both levels; of the first it has one token more, of the second too,
+    but for a drafter beside that brings two of them at depth 0."""
+    traces = by_hand()
+    assert measured_brings(traces) == Brings(1.0, (1.0, 1.0))
+    beside = traces.tokens.clone()
+    beside[1] = torch.tensor([2, 2, 3])
+    fields = {name: getattr(traces, name) for name in Traces.__dataclass_fields__}
+    found = measured_brings(Traces(**{**fields, "tokens": beside}))
+    # None and one, and 16 passes at the half of both.
+    assert found.base_tokens == 1.5
+    assert found.worth == pytest.approx(((0 + 8) / 17, (1 + 8) / 17))
+
+
+def test_a_gain_that_is_noise_alone_is_none() -> None:
+    """Twice as quick and half as quick are no gain together; their plain mean would say 1.25."""
+    gain = Gain("sequence:depth=2", (2.0, 0.5) * 8, {})
+    assert gain.mean == pytest.approx(1.0)
+    low, high = gain.interval
+    assert low < 1 < high
+    assert low * high == pytest.approx(1.0, rel=0.1)
+    assert Gain("plain", (1.2, 1.25, 1.3), {}).interval[0] == pytest.approx(1.2, abs=0.01)
+    assert Gain("plain", (3.0,), {}).interval[0] == 0.0

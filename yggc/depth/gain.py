@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from statistics import fmean
 from time import perf_counter
 
@@ -46,13 +47,14 @@ class Gain:
 
     @property
     def mean(self) -> float:
-        """1 without a prompt."""
-        return fmean(self.ratios) if self.ratios else 1.0
+        """Geometric, so that noise alone favours neither; 1 without a prompt."""
+        return exp(fmean(map(log, self.ratios))) if self.ratios else 1.0
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 %, over prompts; from 0 where there are fewer than two, which show nothing."""
-        return bootstrap_interval(self.ratios) or (0.0, self.mean)
+        found = bootstrap_interval([log(one) for one in self.ratios])
+        return (exp(found[0]), exp(found[1])) if found else (0.0, self.mean)
 
 
 def measure_gain(

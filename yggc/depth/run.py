@@ -19,7 +19,7 @@ from yggc.depth.hazards import Predictor, log_loss
 from yggc.depth.options import DepthOptions, check_folders
 from yggc.depth.pair import Pair, load_pair
 from yggc.depth.prompts import calibration_prompts, split_prompts
-from yggc.depth.scores import pass_times, reliability, usual_rows
+from yggc.depth.scores import measured_brings, pass_times, reliability, usual_rows
 from yggc.depth.swap import packed_constants, swap_constants
 from yggc.depth.tree import base_tree
 from yggc.report import Reporter
@@ -124,14 +124,18 @@ def write_trained(
 
 
 def _setting(pair: Pair, traced: Traced, options: DepthOptions) -> ablate.Setting:
-    rows = usual_rows(traced.traces)
+    rows, split = (
+        usual_rows(traced.traces),
+        split_prompts(len(traced.recordings), options.fit.seed),
+    )
+    brings = measured_brings(traced.traces.of_prompts([*split.train, *split.validate]))
     return ablate.Setting(
         traced.traces,
-        split_prompts(len(traced.recordings), options.fit.seed),
+        split,
         pair.max_depth,
         pair.num_units,
         options.fit,
-        partial(pass_times, pair.full, rows, pair.costs, pair.objective),
+        partial(pass_times, pair.full, rows, brings, pair.costs, pair.objective),
     )
 
 
@@ -139,10 +143,13 @@ def _blank(
     pair: Pair, traced: Traced, setting: ablate.Setting, smoothing: float
 ) -> DepthPredictor:
     """The record before anything was scored."""
+    brings = setting.times(setting.test).brings
     return DepthPredictor(
         tree=format_tree_spec(pair.full),
         temperature=float(pair.sampling.temperature),
-        rows=usual_rows(traced.traces)[1:],
+        rows=usual_rows(traced.traces),
+        base_tokens=brings.base_tokens,
+        worth=brings.worth,
         is_on=False,
         num_traces=len(traced.traces),
         num_prompts=len(traced.recordings),

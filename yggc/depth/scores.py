@@ -17,15 +17,38 @@ from yggrt.core.spec import draft_steps
 from yggrt.scheduling import Costs
 
 NUM_BINS = 10
+# What all levels together say counts as so many passes that reached a level.
+PRIOR_PASSES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Brings:
+    """`base_tokens`: emitted by a pass of depth 0; `worth[d - 1]`: added by level d where it is
+    reached: less than 1 where something else drafts beside, or what is drafted is not verified."""
+
+    base_tokens: float
+    worth: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """What depths are chosen by: `seconds` [n, D + 1] float64 that each pass would take at each
-    depth."""
+    depth, and the tokens that depth 0 and each level bring."""
 
     seconds: torch.Tensor
     objective: Objective
+    brings: Brings
+
+
+def measured_brings(traces: Traces) -> Brings:
+    """By the tokens that passes of each depth emit more than those of the depth before, over how
+    often the level was reached; levels that few reached take after all levels together."""
+    added = traces.tokens.double().sum(0).diff()
+    num = reached(traces.lengths, traces.depth).double().sum(0)
+    overall = added.sum() / num.sum().clamp(min=1)
+    worth = (added + PRIOR_PASSES * overall) / (num + PRIOR_PASSES)
+    base = float(traces.tokens[:, 0].double().mean())
+    return Brings(base, tuple(worth.clamp(min=0).tolist()))
 
 
 def usual_rows(traces: Traces) -> tuple[int, ...]:
@@ -35,7 +58,12 @@ def usual_rows(traces: Traces) -> tuple[int, ...]:
 
 
 def pass_times(
-    spec: TreeSpec, rows: tuple[int, ...], costs: Costs, objective: Objective, traces: Traces
+    spec: TreeSpec,
+    rows: tuple[int, ...],
+    brings: Brings,
+    costs: Costs,
+    objective: Objective,
+    traces: Traces,
 ) -> Times:
     """What the engine decides by at each pass's context: every depth with its usual rows."""
     steps, by_context = (0, *draft_steps(spec)), {}
@@ -46,7 +74,7 @@ def pass_times(
             seconds.append(costs.rest_s + draft_s + costs.latency(num_rows, context))
         by_context[context] = seconds
     table = [by_context[context] for context in traces.context.tolist()]
-    return Times(torch.tensor(table, dtype=torch.float64), objective)
+    return Times(torch.tensor(table, dtype=torch.float64), objective, brings)
 
 
 def survival(hazards: torch.Tensor) -> torch.Tensor:
@@ -56,7 +84,9 @@ def survival(hazards: torch.Tensor) -> torch.Tensor:
 
 def chosen_depths(hazards: torch.Tensor, times: Times) -> torch.Tensor:
     """[n] int64: the depth with the largest objective, the smaller on a tie."""
-    expected = torch.cat([torch.zeros(len(hazards), 1), survival(hazards)], 1).cumsum(1) + 1
+    levels = survival(hazards) * torch.tensor(times.brings.worth)
+    start = torch.full((len(hazards), 1), times.brings.base_tokens)
+    expected = torch.cat([start, levels], 1).cumsum(1)
     # Both forms of the objective work on tensors as on numbers.
     value: Any = times.objective.value(expected, times.seconds)  # type: ignore[arg-type]
     return torch.as_tensor(value).argmax(1)

@@ -72,12 +72,15 @@ def _depth_problems(manifest: Manifest) -> Iterator[str]:
     except RequestError as error:
         yield f"the depth predictor's {error.message}"
         return
-    if len(depth.rows) != levels:
-        yield f"the depth predictor has rows {list(depth.rows)} for a tree of {levels} levels"
-    if not 1 <= len(depth.rows) <= manifest.model.max_depth or min(depth.rows, default=0) < 1:
+    if not 1 <= levels <= manifest.model.max_depth:
         yield (
-            f"the depth predictor has rows {list(depth.rows)} by depth, wanted 1 to "
-            f"{manifest.model.max_depth} numbers from 1"
+            f"the depth predictor's tree has {levels} levels, wanted 1 to "
+            f"{manifest.model.max_depth}"
+        )
+    if (len(depth.rows), len(depth.worth)) != (levels + 1, levels) or min(depth.rows) < 1:
+        yield (
+            f"the depth predictor has rows {list(depth.rows)} and worths {list(depth.worth)} for "
+            f"a tree of {levels} levels"
         )
     if not depth.temperature >= 0 or not 0 <= depth.smoothing < 1:
         yield (

@@ -113,9 +113,18 @@ def choose_depth(
     hazards: Iterable[float],
     seconds_per_depth: Callable[[int], float],
     objective: Objective = RATIO,
+    base_tokens: float = 1,
+    worth: Iterable[float] | None = None,
 ) -> int:
-    """The depth, 0 to the number of hazards, with the largest objective; the smaller on a tie."""
-    tokens = running_tokens(survival(hazards))
+    """The depth, 0 to the number of hazards, with the largest objective; the smaller on a tie.
+
+    `base_tokens`: of a pass of depth 0, `worth[d - 1]`: what level d adds where it is reached; 1
+    each for a chain that nothing else drafts beside.
+    """
+    levels = survival(hazards)
+    if worth is not None:
+        levels = [one * share for one, share in zip(worth, levels, strict=True)]
+    tokens = list(accumulate(levels, initial=base_tokens))
     return max(
         range(len(tokens)),
         key=lambda depth: objective.value(tokens[depth], seconds_per_depth(depth)),

@@ -371,18 +371,21 @@ class Golden(Record, frozen=True):
 class DepthPredictor(Record, frozen=True):
     """What the verify graphs' hazards were trained for, and what they brought.
 
-    They hold for `tree` alone, which has the most levels that are chosen from, and for requests at
-    `temperature`. `rows[d - 1]`: rows that a pass of depth d verifies. `smoothing`: share of the
-    hazards of the pass before, 0 for none. `log_loss`, `constant_log_loss`: per hazard in nats on
-    held-out prompts, of the hazards and of the same ones for every row; `calibration_error`: of
-    the survival by depth. `gain`: time per token with the best fixed tree `against` over that
-    with the predictor, the mean over `num_measured` held-out prompts, `gain_interval` its 95 %
-    interval; `is_on`: that is above 1.
+    They hold for `tree` alone, which has the most levels that are chosen from, and for requests
+    at `temperature`. Measured on traces: `rows[d]`: rows that a pass of depth d verifies,
+    `base_tokens`: what one of depth 0 emits, `worth[d - 1]`: tokens that level d adds where it is
+    reached. `smoothing`: share of the hazards of the pass before, 0 for none. `log_loss`,
+    `constant_log_loss`: per hazard in nats on held-out prompts, of the hazards and of the same
+    ones for every row; `calibration_error`: of the survival by depth. `gain`: time per token with
+    the best fixed tree `against` over that with the predictor, the geometric mean over
+    `num_measured` held-out prompts, `gain_interval` its 95 % interval; `is_on`: that is above 1.
     """
 
     tree: str
     temperature: float
     rows: tuple[int, ...]
+    base_tokens: float
+    worth: tuple[float, ...]
     is_on: bool
     num_traces: int
     num_prompts: int
