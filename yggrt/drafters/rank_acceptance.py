@@ -47,10 +47,15 @@ def _found(
     drafter.couple(None)
     for prompt, output, hidden in recordings:
         drafter.start(prompt)
-        if hidden is not None:
-            drafter.observe(0, hidden, range(len(hidden)))
+        # Hidden rows are those of the last tokens but the very last, maybe not of all before.
+        begin = told = 0 if hidden is None else len(prompt) + len(output) - 1 - len(hidden)
         for place in range(len(output)):
-            if place % stride == 0:
+            # The root's own row is not known while it is drafted on.
+            root = len(prompt) + place - 1
+            if hidden is not None and told < root:
+                drafter.observe(told, hidden[told - begin : root - begin], range(root - told))
+                told = root
+            if place % stride == 0 and root >= begin + (hidden is not None):
                 deepest = min(NUM_DEPTHS, len(output) - place, drafter.max_expanded)
                 for depth in range(deepest):
                     path = output[place : place + depth]
