@@ -11,7 +11,7 @@ from typing import Any
 from yggrt.bench_runs import Conversation, Measured, Run, Turn
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import format_tree_spec
-from yggrt.engine import Promised
+from yggrt.engine_stats import Promised
 from yggrt.interval import bootstrap_interval
 
 

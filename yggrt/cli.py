@@ -39,7 +39,7 @@ from yggrt.terminal import (
 )
 
 if TYPE_CHECKING:
-    from yggrt.engine import Pass
+    from yggrt.engine_stats import Pass
     from yggrt.session import Options, Session
 
 app = typer.Typer(

@@ -5,11 +5,9 @@ Token ids only; knows nothing of text or of when to stop.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import NamedTuple, TypeAlias
 
 from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
@@ -18,15 +16,14 @@ from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
 from yggrt.core.plans import canonical, format_plan, why_invalid
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
-from yggrt.core.tree import TokenTree, clip_depth, followed, join, prune
+from yggrt.core.tree import TokenTree, clip_depth, join, prune
 from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
+from yggrt.engine_stats import EngineStats, Pass, Stage
 from yggrt.gate import Cost, Gate
 from yggrt.policies import policy_for
 from yggrt.policies.egt import grow as grow_egt
 
-Stage = Literal["prefill", "draft", "verify", "accept", "commit"]
-STAGES: tuple[Stage, ...] = get_args(Stage)
 # Turns a pass into the choice of the verifier's token after each row.
 Sampler: TypeAlias = Callable[[PassOutput], Choose]
 # Latencies are asked for once per so many tokens of context, over which they hardly change.
@@ -34,8 +31,6 @@ CONTEXT_BLOCK = 64
 # Share of the least value that pays at which nodes are still drafted: what one lacks others of the
 # same graph may have to spare, and rows that they leave free cost nothing.
 SLACK = 0.5
-# Width of the bins of expected tokens that passes are counted in.
-PROMISED_STEP = 0.5
 # What a second drafter brings beside the tree: few ways to go on, each for long.
 SECOND = TreeSpec(policy="egt", width=2, depth=8, children=4)
 
@@ -51,81 +46,6 @@ class StepResult(NamedTuple):
     @property
     def plain(self) -> bool:
         return self.num_rows == 1
-
-
-class Pass(NamedTuple):
-    """Why a pass emitted what it did: the tree that was drafted, the rows of it that were verified
-    (again as a tree; both are the root alone where nothing was drafted), what was accepted of
-    those, and the gate before the pass.
-    """
-
-    drafted: TokenTree
-    verified: TokenTree
-    accepted: Accepted
-    gate_open: bool
-    trust: float
-
-
-class Promised(NamedTuple):
-    """Passes with a tree, added up: what the path probabilities of their verified nodes promised
-    to be accepted, and what was."""
-
-    num_passes: int = 0
-    expected: float = 0.0
-    accepted: int = 0
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counts since the last start. The token that prefill gives belongs to no pass and is not
-    counted.
-
-    num_gated: passes in which the gate kept the drafter out. num_beyond: passes without a draft
-    because the sequence had outgrown the drafter's context. num_drafted: passes with a tree grown
-    for them, whether it was verified or not. num_tests: visited rows that had a drafted child;
-    tests_histogram: passes by how many they had, one at each depth from 1 on. depth_histogram:
-    passes with a tree by the depth that was chosen for it. accepted_first,
-    accepted_second: accepted tokens that the tree of the drafter and that of the second had, some
-    of them both. ranks_histogram: accepted nodes by their place among the children of their
-    parent, 0 the first; children_histogram: visited rows by how many children they had, at least
-    one. promised: passes with a tree by their expected tokens in steps of PROMISED_STEP, before
-    the gate's trust.
-    """
-
-    num_passes: int = 0
-    num_plain_passes: int = 0
-    num_gated: int = 0
-    num_beyond: int = 0
-    num_drafted: int = 0
-    num_rows: int = 0
-    num_tokens: int = 0
-    num_tests: int = 0
-    num_reused: int = 0
-    accepted_first: int = 0
-    accepted_second: int = 0
-    accepted_histogram: Counter[int] = field(default_factory=Counter)
-    tests_histogram: Counter[int] = field(default_factory=Counter)
-    rows_histogram: Counter[int] = field(default_factory=Counter)
-    ranks_histogram: Counter[int] = field(default_factory=Counter)
-    children_histogram: Counter[int] = field(default_factory=Counter)
-    promised: dict[int, Promised] = field(default_factory=dict)
-    depth_histogram: Counter[int] = field(default_factory=Counter)
-    stage_s: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens accepted."""
-        return sum(num * count for num, count in self.accepted_histogram.items())
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per verify pass, the bonus token included; 0 before the first pass."""
-        return self.num_tokens / self.num_passes if self.num_passes else 0.0
-
-    @property
-    def alpha(self) -> float:
-        """Accepts over tests; 0 before the first test."""
-        return self.accepted / self.num_tests if self.num_tests else 0.0
 
 
 class Engine:
@@ -369,39 +289,10 @@ class Engine:
             self._unmoved = None
 
     def _record(self, tree: TokenTree, accepted: Accepted, drafted: bool) -> None:
-        num_accepted, stats = len(accepted.path), self.stats
-        stats.num_passes += 1
-        stats.num_plain_passes += tree.num_nodes == 1
-        stats.num_gated += not self._gate.is_open
-        stats.num_drafted += drafted
-        stats.num_rows += tree.num_nodes
-        stats.num_tokens += len(accepted.tokens)
-        stats.num_tests += accepted.num_tests
-        stats.accepted_histogram[num_accepted] += 1
-        stats.tests_histogram[accepted.num_tests] += 1
-        stats.rows_histogram[tree.num_nodes] += 1
-        if self._grown:
-            first, second = (followed(one, accepted.tokens[:num_accepted]) for one in self._grown)
-            stats.accepted_first += first
-            stats.accepted_second += second
-            self._grown = ()
+        self.stats.record(tree, accepted, drafted, not self._gate.is_open, self._grown)
+        self._grown = ()
         expected = sum(tree.scores[1:])
-        if tree.num_nodes > 1:
-            self._record_tree(tree.parents, accepted.path, expected)
-        self._gate.record(expected, num_accepted, self._cost(tree, drafted))
-
-    def _record_tree(self, parents: Sequence[int], path: Sequence[int], expected: float) -> None:
-        stats = self.stats
-        for row in path:
-            stats.ranks_histogram[parents[:row].count(parents[row])] += 1
-        for row in (0, *path):
-            if num_children := parents.count(row):
-                stats.children_histogram[num_children] += 1
-        step = int(expected / PROMISED_STEP)
-        before = stats.promised.get(step, Promised())
-        stats.promised[step] = Promised(
-            before.num_passes + 1, before.expected + expected, before.accepted + len(path)
-        )
+        self._gate.record(expected, len(accepted.path), self._cost(tree, drafted))
 
     def _cost(self, tree: TokenTree, drafted: bool) -> Cost:
         seconds = self._seconds_here()

@@ -14,7 +14,7 @@ from rich.text import Text as Label
 from rich.tree import Tree
 
 from yggrt.core.tree import TokenTree
-from yggrt.engine import Pass
+from yggrt.engine_stats import Pass
 from yggrt.text import REPLACEMENT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import parse_tree_spec
-from yggrt.engine import Pass, Stage
+from yggrt.engine_stats import Pass, Stage
 from yggrt.sampling.params import SamplingOptions, SamplingParams, check_whole
 
 DEFAULT_MAX_TOKENS = 256

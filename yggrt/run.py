@@ -10,7 +10,7 @@ from yggrt.core.errors import RequestError
 from yggrt.terminal import Interrupt, note, report_error
 
 if TYPE_CHECKING:
-    from yggrt.engine import Pass
+    from yggrt.engine_stats import Pass
     from yggrt.session import Completion, Options, Piece, Session
     from yggrt.template import Message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from yggrt.engine import EngineStats, Promised
+from yggrt.engine_stats import EngineStats, Promised
 
 
 @dataclass(frozen=True, slots=True)

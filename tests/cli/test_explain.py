@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from yggrt import cli
 from yggrt.drafters.lookahead import LookaheadDrafter
-from yggrt.engine import PROMISED_STEP, Pass
+from yggrt.engine_stats import PROMISED_STEP, Pass
 from yggrt.session import Session
 
 LOOKAHEAD = "lookahead:window=3,ngram=3,guesses=4"

@@ -21,7 +21,7 @@ from yggrt.bench_report import percentile, reached_per_depth
 from yggrt.bench_runs import Measured, run_bench
 from yggrt.bench_tables import print_tables
 from yggrt.core.errors import RequestError
-from yggrt.engine import STAGES
+from yggrt.engine_stats import STAGES
 from yggrt.prompts import Prompt, read_prompt_files
 from yggrt.trace import check_trace_path, write_trace
 
