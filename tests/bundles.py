@@ -12,6 +12,7 @@ from typing import Any
 
 import gguf
 import torch
+from drafting import prompts
 from gguf_files import write_llama
 from safetensors.torch import save_file
 from tiny_tokenizers import CHATML, byte_level
@@ -27,6 +28,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from yggc.models.eagle import EagleForCausalLM, head_config
 from yggc.models.eagle3 import Eagle3ForCausalLM, head3_config
+from yggc.models.medusa import MedusaForCausalLM, medusa_config
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
@@ -181,6 +183,52 @@ def deep_drafted() -> Path:
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
     return yggc_build(CACHE / "tiny-eagle3.ygg", recipe, "--drafter-quant", "none")
+
+
+@torch.no_grad()
+def save_medusa(folder: Path) -> Path:
+    """Three Medusa heads for the tiny model over 384 of its ids: blocks with random weights, and
+    projections that were fitted to what the model says after some prompts, so that they are often
+    right.
+    """
+    if (folder / "config.json").exists():
+        return folder
+    torch.manual_seed(6)
+    config = medusa_config(tiny_config(), 384, num_heads=3, num_blocks=1)
+    heads = MedusaForCausalLM(config)
+    verifier = reference(tiny_model())
+    texts = [[*one, *greedy_ids(verifier, one, 60)] for one in prompts(12, (5, 20), seed=9)]
+    hidden = [verifier.model(torch.tensor([one])).last_hidden_state[0] for one in texts]
+    for number, head in enumerate(heads.heads, 1):
+        for name, value in head.named_parameters():
+            if name.startswith("blocks"):
+                value.copy_(torch.randn(value.shape) * 0.1)
+        # What the output head makes token t + 1 + number of, from the state of token t.
+        read = torch.cat([head.blocks[0](rows[:-number]) for rows in hidden])
+        wanted = torch.cat([rows[number:] for rows in hidden])
+        head.out.weight.copy_(torch.linalg.lstsq(read, wanted).solution.T)
+    state = {name: one for name, one in heads.state_dict().items() if name.startswith("heads.")}
+    ids = torch.randperm(400)[:384].sort().values
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({**state, "draft_ids": ids}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return folder
+
+
+def fitted_medusa() -> Path:
+    return save_medusa(CACHE / "tiny-medusa")
+
+
+def medusa_drafted() -> Path:
+    """The tiny model with its Medusa heads and n-grams, in as few graphs as tests need."""
+    recipe = CACHE / "tiny-medusa.toml"
+    recipe.write_text(
+        f'name = "tiny-medusa"\nverifier = "{tiny_model()}"\n'
+        f'drafter = "{fitted_medusa()}+ngram"\nbuckets = [1, 16]\nprefill_buckets = [16]\n'
+        "max_model_len = 256\ncalibration_tokens = 8\n"
+        'tree = "egt:width=4,depth=3,children=8,verify=13"\n'
+    )
+    return yggc_build(CACHE / "tiny-medusa.ygg", recipe, "--drafter-quant", "none")
 
 
 def tiny_drafted(name: str, drafter: str, *flags: str) -> Path:

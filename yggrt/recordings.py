@@ -4,6 +4,7 @@ other prompts that are decoded now."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,7 @@ from yggrt.bundle import Bundle
 from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import Manifest
+from yggrt.core.schema import MedusaDrafter as MedusaParameters
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.drafters.calibrate import Recording, held_out
 from yggrt.drafters.joined import joined_folds
@@ -18,7 +20,10 @@ from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.loading import load_text, model_drafter
 from yggrt.prompts import parse_prompts
-from yggrt.scheduling import Fold, record_answers, with_hidden
+from yggrt.scheduling import Fold, record_answers, with_answer_hidden, with_hidden
+
+if TYPE_CHECKING:
+    from yggrt.graphs import AotGraphs
 
 # Bundles of format 2 bring no recordings: so many tokens of each prompt are decoded instead.
 NUM_TOKENS = 32
@@ -26,7 +31,7 @@ NUM_TOKENS = 32
 
 def bundle_folds(
     bundle: Bundle,
-    graphs: Graphs,
+    graphs: AotGraphs,
     budget_s: float,
     progress: Callable[[str], None] = lambda text: None,
     draft: DraftGraphs | None = None,
@@ -46,10 +51,11 @@ def bundle_folds(
     if isinstance(parameters, LookaheadParameters):
         return [(LookaheadDrafter(), recordings)]
     if not isinstance(parameters, NgramParameters):
-        assert draft is not None
-        if draft.feature_size:
+        if isinstance(parameters, MedusaParameters):
+            recordings = list(with_answer_hidden(graphs, recordings))
+        elif draft is not None and draft.feature_size:
             recordings = with_hidden(graphs, recordings)
-        model = model_drafter(draft, parameters, manifest.model.vocab_size)
+        model = model_drafter(graphs, draft, parameters, manifest.model.vocab_size)
         return (
             [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
         )

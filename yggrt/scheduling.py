@@ -7,7 +7,7 @@ from a drafter that knows the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeAlias
@@ -32,6 +32,7 @@ from yggrt.core.search import (
     search_schedule,
 )
 from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
+from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
 from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Engine
@@ -186,6 +187,22 @@ def with_hidden(graphs: Graphs, recordings: Iterable[Recording]) -> list[Recordi
         ]
         found.append(one._replace(hidden=torch.cat(rows)))
     return found
+
+
+def with_answer_hidden(graphs: Graphs, recordings: Iterable[Recording]) -> Iterator[Recording]:
+    """As `with_hidden`, of the prompt's last token and the answer's alone, by passes that give
+    hidden of all their rows, as prefill passes with Medusa heads do not."""
+    cache, most = graphs.new_cache(), graphs.row_counts[-1]
+    for one in recordings:
+        ids, first = [*one.prompt, *one.output][:-1], len(one.prompt) - 1
+        for start, end in prefill_chunks(graphs.prefill_buckets, 0, first):
+            graphs.prefill(cache, ids[start:end], start)
+        rows = []
+        for start in range(first, len(ids), most):
+            part = tuple(ids[start : start + most])
+            chain = TokenTree(part, tuple(range(-1, len(part) - 1)), (1.0,) * len(part))
+            rows.append(graphs.verify(cache, chain, start).hidden)
+        yield one._replace(hidden=torch.cat(rows))
 
 
 def measured_costs(latency: Latency, run: Run) -> Costs:

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
-from yggrt.core.schema import Candidate, TreeSpec
+from yggrt.core.schema import Candidate, MedusaDrafter, ModelDrafter, TreeSpec
+from yggrt.core.spec import parse_tree_spec
+from yggrt.core.static_trees import RankAcceptance, medusa_tree
 
 PLAIN = "plain"
 WIDTHS = (1, 2, 4, 8)
@@ -131,12 +133,32 @@ def first_trees(buckets: Sequence[int]) -> list[TreeSpec]:
     ]
 
 
+def trees_for(
+    drafter: ModelDrafter, widths: Sequence[int], buckets: Sequence[int], max_depth: int
+) -> list[TreeSpec]:
+    """The trees to try with a model that drafts; `widths` are those of its graphs."""
+    if isinstance(drafter, MedusaDrafter):
+        return medusa_trees(drafter.ranks, buckets)
+    return model_trees(widths, buckets, max_depth)
+
+
+def medusa_trees(ranks: Sequence[RankAcceptance], buckets: Sequence[int]) -> list[TreeSpec]:
+    """Those of `model_trees` as deep as there are heads, and for each bucket the fixed tree that
+    the measured shares of `ranks` make the best."""
+    trees = model_trees(WIDTHS, buckets, len(ranks))
+    for rows in buckets:
+        parents = medusa_tree(ranks, rows - 1)
+        if parents:
+            trees.append(parse_tree_spec(f"static:parents={'/'.join(map(str, parents))}"))
+    return trees
+
+
 def model_trees(widths: Sequence[int], buckets: Sequence[int], max_depth: int) -> list[TreeSpec]:
     """Plain decoding, chains, and equal-growth trees of every width that a draft graph has, to
     `max_depth`. The engine verifies as much of a tree as pays, so each may fill the largest
     bucket."""
     trees = [TreeSpec(policy="plain")]
-    for depth in (depth for depth in DEPTHS if depth <= max_depth):
+    for depth in sorted({max_depth, *(depth for depth in DEPTHS if depth < max_depth)}):
         for width in widths:
             rows = min(buckets[-1], 1 + width * depth)
             if rows > 1:

@@ -156,3 +156,13 @@ def medusa_order(
         order.append((path, -negative))
         push(path, -negative)
     return order
+
+
+def medusa_tree(head_acceptance: Sequence[RankAcceptance], num_nodes: int) -> Parents:
+    """The tree of the nodes of `medusa_order`; a head's acceptance must not rise with the rank."""
+    rows: dict[tuple[int, ...], int] = {(): 0}
+    parents = []
+    for path, _ in medusa_order(head_acceptance, num_nodes):
+        parents.append(rows[path[:-1]])
+        rows[path] = len(parents)
+    return tuple(parents)
