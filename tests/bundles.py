@@ -12,7 +12,7 @@ from typing import Any
 
 import gguf
 import torch
-from drafting import prompts
+from drafting import prompts as random_prompts
 from gguf_files import write_llama
 from safetensors.torch import save_file
 from tiny_tokenizers import CHATML, byte_level
@@ -185,30 +185,36 @@ def deep_drafted() -> Path:
     return yggc_build(CACHE / "tiny-eagle3.ygg", recipe, "--drafter-quant", "none")
 
 
-@torch.no_grad()
 def save_medusa(folder: Path) -> Path:
-    """Three Medusa heads for the tiny model over 384 of its ids: blocks with random weights, and
-    projections that were fitted to what the model says after some prompts, so that they are often
-    right.
+    """Three Medusa heads for the tiny model over 384 of its ids, fitted to what the model says
+    after some prompts, so that they are often right there.
     """
     if (folder / "config.json").exists():
         return folder
     torch.manual_seed(6)
     config = medusa_config(tiny_config(), 384, num_heads=3, num_blocks=1)
     heads = MedusaForCausalLM(config)
-    verifier = reference(tiny_model())
-    texts = [[*one, *greedy_ids(verifier, one, 60)] for one in prompts(12, (5, 20), seed=9)]
-    hidden = [verifier.model(torch.tensor([one])).last_hidden_state[0] for one in texts]
-    for number, head in enumerate(heads.heads, 1):
-        for name, value in head.named_parameters():
-            if name.startswith("blocks"):
-                value.copy_(torch.randn(value.shape) * 0.1)
-        # What the output head makes token t + 1 + number of, from the state of token t.
-        read = torch.cat([head.blocks[0](rows[:-number]) for rows in hidden])
-        wanted = torch.cat([rows[number:] for rows in hidden])
-        head.out.weight.copy_(torch.linalg.lstsq(read, wanted).solution.T)
-    state = {name: one for name, one in heads.state_dict().items() if name.startswith("heads.")}
     ids = torch.randperm(400)[:384].sort().values
+    verifier = reference(tiny_model())
+    texts = [[*one, *greedy_ids(verifier, one, 60)] for one in random_prompts(6, (5, 20), seed=9)]
+    with torch.no_grad():
+        hidden = [verifier.model(torch.tensor([one])).last_hidden_state[0] for one in texts]
+        heads.lm_head.weight.copy_(verifier.get_output_embeddings().weight[ids])
+    column = torch.full((400,), -100).scatter(0, ids, torch.arange(384))
+    optimizer = torch.optim.Adam(heads.heads.parameters(), lr=1e-2)
+    for _ in range(120):
+        # Head k from the state of token t: token t + 1 + k.
+        loss = sum(
+            torch.nn.functional.cross_entropy(
+                heads.lm_head(head(torch.cat([rows[: -1 - k] for rows in hidden]))),
+                torch.cat([column[torch.tensor(one[1 + k :])] for one in texts]),
+            )
+            for k, head in enumerate(heads.heads, 1)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    state = {name: one for name, one in heads.state_dict().items() if name.startswith("heads.")}
     folder.mkdir(parents=True, exist_ok=True)
     save_file({**state, "draft_ids": ids}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
