@@ -20,6 +20,9 @@ HEAD_3 = "ygg_eagle3"
 MEDUSA = "ygg_medusa"
 # How the configuration of Medusa's own repository is known.
 PUBLISHED_MEDUSA = "medusa_num_heads"
+# Of tokens beyond these nothing is known, and a larger number is a mistake.
+MAX_HEADS = 32
+MAX_BLOCKS = 32
 HEAD_TYPES = ("I64", "BOOL")
 
 

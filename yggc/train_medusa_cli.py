@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from yggc.heads import MAX_BLOCKS, MAX_HEADS
 from yggc.train_command import SharedFlags, check_within, training_command
 from yggc.train_flags import Decay, DraftVocab, FirstHead
 
 if TYPE_CHECKING:
     from yggc.train.run import TrainOptions
-
-# As in yggc.models.medusa, which comes with torch.
-MAX_HEADS = 32
 
 
 @training_command(learning_rate=1e-3)
@@ -28,7 +26,7 @@ def medusa(
         ),
     ] = 4,
     blocks: Annotated[
-        int, typer.Option(help="Residual blocks of a head.", min=0, max=MAX_HEADS)
+        int, typer.Option(help="Residual blocks of a head.", min=0, max=MAX_BLOCKS)
     ] = 1,
     decay: Decay = 0.8,
     first: FirstHead = None,

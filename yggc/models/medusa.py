@@ -16,11 +16,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from yggc.heads import MEDUSA
-
-# Of tokens beyond these nothing is known, and a larger number is a mistake.
-MAX_HEADS = 32
-MAX_BLOCKS = 32
+from yggc.heads import MAX_BLOCKS, MAX_HEADS, MEDUSA
 
 
 class MedusaConfig(PreTrainedConfig):

@@ -150,9 +150,9 @@ def _medusa_problems(manifest: Manifest, drafter: MedusaDrafter) -> Iterator[str
     for graph in manifest.graphs:
         if graph.kind in DRAFTER_KINDS:
             yield f"graph {graph.name!r} is a drafter's, and Medusa heads have none of their own"
-        found = [spec.shape[-1] for spec in graph.outputs if spec.name == "hidden"]
-        if found != [wanted]:
-            yield f"graph {graph.name!r} gives {found} logits of heads, wanted {wanted}"
+        found = [spec.shape[1:] for spec in graph.outputs if spec.name == "hidden"]
+        if found != [(wanted,)]:
+            yield f"graph {graph.name!r} gives {found} as logits of heads, wanted {[(wanted,)]}"
 
 
 def _head_problems(manifest: Manifest, head: ModelInfo, drafter: HeadDrafter) -> Iterator[str]:
