@@ -91,7 +91,6 @@ class HeadCheckpoint(Checkpoint):
                 f"{source.path}: tensor {unused[0]!r} is not part of {layout.kind}",
                 "config.json and tensors belong to different heads",
             )
-
         if isinstance(config, MedusaConfig) and PUBLISHED_MEDUSA in stated:
             self.notes += _other_count(config, stated[PUBLISHED_MEDUSA])
 
