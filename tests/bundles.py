@@ -14,6 +14,7 @@ from typing import Any, ParamSpec
 
 import gguf
 import torch
+from drafting import prompts as random_prompts
 from filelock import FileLock
 from gguf_files import write_llama
 from safetensors.torch import save_file
@@ -30,6 +31,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from yggc.models.eagle import EagleForCausalLM, head_config
 from yggc.models.eagle3 import Eagle3ForCausalLM, head3_config
+from yggc.models.medusa import MedusaForCausalLM, medusa_config
 
 ROOT = Path(__file__).parent.parent
 CACHE = ROOT / ".cache"
@@ -204,6 +206,60 @@ def deep_drafted() -> Path:
         'tree = "egt:width=4,depth=4,children=8,verify=16"\n'
     )
     return yggc_build(CACHE / "tiny-eagle3.ygg", recipe, "--drafter-quant", "none")
+
+
+def save_medusa(folder: Path) -> Path:
+    """Three Medusa heads for the tiny model over 384 of its ids, fitted to what the model says
+    after some prompts, so that they are often right there.
+    """
+    if (folder / "config.json").exists():
+        return folder
+    torch.manual_seed(6)
+    config = medusa_config(tiny_config(), 384, num_heads=3, num_blocks=1)
+    heads = MedusaForCausalLM(config)
+    ids = torch.randperm(400)[:384].sort().values
+    verifier = reference(tiny_model())
+    texts = [[*one, *greedy_ids(verifier, one, 60)] for one in random_prompts(6, (5, 20), seed=9)]
+    with torch.no_grad():
+        hidden = [verifier.model(torch.tensor([one])).last_hidden_state[0] for one in texts]
+        heads.lm_head.weight.copy_(verifier.get_output_embeddings().weight[ids])
+    column = torch.full((400,), -100).scatter(0, ids, torch.arange(384))
+    optimizer = torch.optim.Adam(heads.heads.parameters(), lr=1e-2)
+    for _ in range(120):
+        # Head k from the state of token t: token t + 1 + k.
+        loss = sum(
+            torch.nn.functional.cross_entropy(
+                heads.lm_head(head(torch.cat([rows[: -1 - k] for rows in hidden]))),
+                torch.cat([column[torch.tensor(one[1 + k :])] for one in texts]),
+            )
+            for k, head in enumerate(heads.heads, 1)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    state = {name: one for name, one in heads.state_dict().items() if name.startswith("heads.")}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({**state, "draft_ids": ids}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return folder
+
+
+@one_at_a_time
+def fitted_medusa() -> Path:
+    return save_medusa(CACHE / "tiny-medusa")
+
+
+@one_at_a_time
+def medusa_drafted() -> Path:
+    """The tiny model with its Medusa heads and n-grams, in as few graphs as tests need."""
+    recipe = CACHE / "tiny-medusa.toml"
+    recipe.write_text(
+        f'name = "tiny-medusa"\nverifier = "{tiny_model()}"\n'
+        f'drafter = "{fitted_medusa()}+ngram"\nbuckets = [1, 16]\nprefill_buckets = [16]\n'
+        "max_model_len = 256\ncalibration_tokens = 8\n"
+        'tree = "egt:width=4,depth=3,children=8,verify=13"\n'
+    )
+    return yggc_build(CACHE / "tiny-medusa.ygg", recipe, "--drafter-quant", "none")
 
 
 @one_at_a_time

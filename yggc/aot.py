@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from yggc.errors import StageError
-from yggc.heads import Taps
+from yggc.heads import Medusa, Taps
 from yggc.workdir import hash_inputs
 from yggrt.core.formats import cache_shapes
 from yggrt.core.schema import PREFILL_KINDS, GraphKind, KvLayer, TensorSpec
@@ -35,7 +35,7 @@ GLUE_ISA = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a compiled graph depends on. `min_rows == max_rows` is a static graph;
     `num_columns` is the size of the mask's second dimension, 0 for as many as rows; `formats`
-    names the matrices that are not in `weight_dtype`; `taps` as for `adapt`.
+    names the matrices that are not in `weight_dtype`; `taps` and `medusa` as for `adapt`.
     """
 
     name: str
@@ -56,6 +56,7 @@ class GraphJob(msgspec.Struct, frozen=True, kw_only=True):
     transformers_version: str
     compiler_digest: str
     taps: Taps | None = None
+    medusa: Medusa | None = None
 
     @property
     def key(self) -> str:
@@ -86,7 +87,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 def compiler_digest() -> str:
     """Digest of the code that turns a model into a graph, so that changing it recompiles."""
-    parts = ("adapt", "eagle", "eagle3", "fuse", "matrices", "packing", "taps")
+    parts = ("adapt", "eagle", "eagle3", "fuse", "matrices", "medusa", "packing", "taps")
     return source_digest("aot.py", *(f"models/{part}.py" for part in parts))
 
 
@@ -196,6 +197,7 @@ def export(job: GraphJob, operators: Any) -> tuple[Any, Any, list[Any]]:
         job.formats,
         job.activations,
         job.taps,
+        job.medusa,
     )
     module = adapted.static_forward(job.kind)
     inputs = _inputs(job, adapted.kv_layers, adapted.feature_size)

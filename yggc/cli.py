@@ -74,10 +74,10 @@ Sha256 = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Who guesses: ngram (default), lookahead, a directory with an EAGLE or EAGLE-3 head, "
-        "self:LAYERS (the verifier's first layers), self (all of it), or a model with the "
-        "verifier's tokenizer, named as the verifier is; +ngram behind a head or model adds "
-        "n-grams.",
+        help="Who guesses: ngram (default), lookahead, a directory with an EAGLE or EAGLE-3 head "
+        "or Medusa heads, self:LAYERS (the verifier's first layers), self (all of it), or a model "
+        "with the verifier's tokenizer, named as the verifier is; +ngram behind a head or model "
+        "adds n-grams.",
         metavar="SRC",
     ),
 ]
@@ -98,7 +98,7 @@ DrafterWidths = Annotated[
     str | None,
     typer.Option(
         help="Nodes that one pass of the drafter runs; a graph for each (default 1,4; for a head "
-        "1,4,8).",
+        "1,4,8; none with Medusa heads).",
         metavar="N,N",
     ),
 ]

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from yggc.errors import RecipeError
-from yggc.heads import is_head_folder
+from yggc.heads import is_head_folder, is_medusa_folder
 from yggc.host import default_work_dir, usable_cores
 from yggrt.core.errors import RequestError
 from yggrt.core.schema import GraphKind
@@ -245,7 +245,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 "add a bucket that holds it, or set verify=",
             )
         expanded = sum(draft_steps(spec))
-        if self.has_draft_model and expanded > self.most_expanded:
+        medusa = is_medusa_folder(Path(self.draft_model))
+        if self.has_draft_model and expanded > self.most_expanded and not medusa:
             raise RecipeError(
                 f"tree {self.tree!r} runs {expanded} nodes through the drafter, its graphs hold "
                 f"{self.most_expanded}",
@@ -344,7 +345,10 @@ def _resolve_host(values: dict[str, Any]) -> list[str]:
     """Replaces what depends on this machine; one line for each choice."""
     notes = []
     drafter = Path(str(values.get("drafter", "")).removesuffix(PLUS_NGRAM))
-    if "drafter_widths" not in values and is_head_folder(drafter):
+    if is_medusa_folder(drafter):
+        if "drafter_widths" in values:
+            notes.append("drafter_widths: of no use to Medusa heads, which have no graphs")
+    elif "drafter_widths" not in values and is_head_folder(drafter):
         values["drafter_widths"] = list(HEAD_WIDTHS)
         widths = ", ".join(map(str, HEAD_WIDTHS))
         notes.append(f"drafter_widths: auto is {widths} for a head, which is cheap to run wide")

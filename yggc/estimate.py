@@ -19,6 +19,7 @@ from yggc.models.checkpoint import (
 )
 from yggc.models.drafter import drafter_options, plan_drafter
 from yggc.models.formats import choose_formats, model_footprint
+from yggc.models.medusa import MedusaConfig
 from yggc.models.source import hub_config, resolve_source, source_kind
 from yggc.models.wheel import WheelFile, is_fetched
 from yggc.preflight import COMPILE_BYTES, OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES
@@ -94,7 +95,10 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     if config.has_draft_model and config.self_layers is None:
         verifier = found.checkpoint if found is not None else None
         drafter = find_model(config.draft_model, config, "drafter_sha256", verifier)
-    graphs = (*config.graph_rows, *config.draft_graph_rows)
+    draft_graphs = config.draft_graph_rows
+    if drafter is not None and isinstance(drafter.config, MedusaConfig):
+        draft_graphs = {}
+    graphs = (*config.graph_rows, *draft_graphs)
     if found is None or drafter is None:
         which = "the model is" if found is None else "the drafter is"
         note = f"{which} not here yet: minutes and sizes are known after the first fetch"
@@ -111,7 +115,7 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     compile_s = layers * LAYER_S * num_compiles
     if config.has_draft_model:
         small, footprint, drafter_notes = _add_drafter(config, drafter, footprint, found, formats)
-        compile_s += small * LAYER_S * len(config.draft_graph_rows)
+        compile_s += small * LAYER_S * len(draft_graphs)
         more = [*more, *drafter_notes]
     packed = footprint.weights_bytes
     return config, Estimate(
@@ -142,4 +146,5 @@ def _add_drafter(
     theirs = (verifier.config, verifier_formats, taken)
     plan = plan_drafter(config, options, found.config, found.checkpoint, theirs)
     layers: int = plan.shape.num_hidden_layers
-    return layers, plan.total, [f"drafter: {n}" for n in (*notes, *more)]
+    notes += [*more, *plan.notes]
+    return layers, plan.total, [f"drafter: {n}" for n in notes]

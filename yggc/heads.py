@@ -13,10 +13,16 @@ from typing import Any
 
 import msgspec
 
-# The `model_type`s of EagleConfig in yggc.models.eagle and of Eagle3Config in yggc.models.eagle3,
-# and what types a head's maps of ids have.
+# The `model_type`s of EagleConfig in yggc.models.eagle, Eagle3Config in yggc.models.eagle3 and
+# MedusaConfig in yggc.models.medusa, and what types a head's maps of ids have.
 HEAD = "ygg_eagle"
 HEAD_3 = "ygg_eagle3"
+MEDUSA = "ygg_medusa"
+# How the configuration of Medusa's own repository is known.
+PUBLISHED_MEDUSA = "medusa_num_heads"
+# Of tokens beyond these nothing is known, and a larger number is a mistake.
+MAX_HEADS = 32
+MAX_BLOCKS = 32
 HEAD_TYPES = ("I64", "BOOL")
 
 
@@ -32,6 +38,19 @@ class Taps(msgspec.Struct, frozen=True, kw_only=True):
     integer: bool
 
 
+class Medusa(msgspec.Struct, frozen=True, kw_only=True):
+    """Medusa heads inside the verifier's graphs.
+
+    config: JSON form of their MedusaConfig. dtype, formats: of their matrices, as for GraphJob.
+    integer: whether quantised ones multiply activations rounded to int8.
+    """
+
+    config: dict[str, Any]
+    dtype: str
+    formats: dict[str, str]
+    integer: bool
+
+
 def are_layers(taps: Sequence[int], num_layers: int) -> bool:
     """Whether a head can read these layers of a verifier with so many."""
     ascending = all(a < b for a, b in itertools.pairwise(taps))
@@ -44,13 +63,25 @@ def is_head(config: Any) -> bool:
     """
     if not isinstance(config, dict):
         return False
-    stated = {"speculators_model_type", "draft_vocab_size"} & config.keys()
-    return config.get("model_type") in (HEAD, HEAD_3) or bool(stated)
+    stated = {"speculators_model_type", "draft_vocab_size", PUBLISHED_MEDUSA} & config.keys()
+    return config.get("model_type") in (HEAD, HEAD_3, MEDUSA) or bool(stated)
+
+
+def is_medusa(config: Any) -> bool:
+    """Whether a `config.json` is of Medusa heads."""
+    if not isinstance(config, dict):
+        return False
+    return config.get("model_type") == MEDUSA or PUBLISHED_MEDUSA in config
 
 
 def is_head_folder(folder: Path) -> bool:
     """As `is_head`, of a directory; false for anything that is none."""
     return is_head(_config(folder))
+
+
+def is_medusa_folder(folder: Path) -> bool:
+    """As `is_medusa`, of a directory; false for anything that is none."""
+    return is_medusa(_config(folder))
 
 
 def heads_for(sha256: str) -> list[Path]:

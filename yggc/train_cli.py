@@ -10,6 +10,7 @@ from yggc.train_distill_cli import distill
 from yggc.train_eagle3_cli import eagle3
 from yggc.train_eagle_cli import eagle
 from yggc.train_export_cli import export
+from yggc.train_medusa_cli import medusa
 from yggrt.terminal import ReportingGroup
 
 train = typer.Typer(
@@ -29,6 +30,7 @@ def _train() -> None:
 train.command()(data)
 train.command()(eagle)
 train.command()(eagle3)
+train.command()(medusa)
 train.command()(distill)
 train.command()(export)
 train.command()(depth)

@@ -162,7 +162,9 @@ class Engine:
         began = perf_counter()
         for start, end in prefill_chunks(self._graphs.prefill_buckets, kept, len(ids)):
             out = self._graphs.prefill(self._cache, ids[start:end], start)
-            self._drafter.observe(start, out.hidden, range(end - start))
+            # Of a prefill the drafter may be told the last tokens alone.
+            told = end - start if out.hidden is None else len(out.hidden)
+            self._drafter.observe(end - told, out.hidden, range(told))
             self._length = end
         if self._depth is not None:
             self._depth.start()

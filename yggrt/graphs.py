@@ -199,6 +199,11 @@ class _ModelGraphs:
         """Names of all graphs, smallest first."""
         return tuple(one.spec.name for one in (*self._trees, *self._prefill))
 
+    @property
+    def top_shares(self) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = getattr(self.operators, "top_shares", None)
+        return found
+
     def new_cache(self) -> KvCache:
         return KvCache(self.model)
 
@@ -291,11 +296,6 @@ class AotDraftGraphs(_ModelGraphs):
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
-
-    @property
-    def top_shares(self) -> Callable[..., Any] | None:
-        found: Callable[..., Any] | None = getattr(self.operators, "top_shares", None)
-        return found
 
     @property
     def feature_size(self) -> int:

@@ -14,9 +14,11 @@ from yggrt.core.footprint import Footprint, beside, kv_bytes, workspace_bytes
 from yggrt.core.formats import FORMATS, PANEL, quantised_format
 from yggrt.core.schema import (
     DRAFTER_KINDS,
+    DRAFTER_PREFIX,
     VERIFIER_KINDS,
     GraphKind,
     Manifest,
+    MedusaDrafter,
     ModelInfo,
     WeightSpec,
 )
@@ -128,13 +130,14 @@ def describe_drafter(manifest: Manifest) -> str:
 
 def model_weights(manifest: Manifest, kinds: Collection[str]) -> dict[str, WeightSpec]:
     """The weights of the model whose graphs are of these kinds: all but what only the other's
-    graphs read.
+    graphs read. What a drafter has in the verifier's graphs is the drafter's.
     """
     own: set[str] = set()
     others: set[str] = set()
     for graph in manifest.graphs:
         (own if graph.kind in kinds else others).update(graph.constants.values())
-    foreign = others - own
+    heads = {name for name in manifest.weights if name.startswith(DRAFTER_PREFIX)}
+    foreign = (others - own) | heads if kinds == VERIFIER_KINDS else others - own - heads
     return {name: spec for name, spec in manifest.weights.items() if name not in foreign}
 
 
@@ -153,7 +156,8 @@ def _formats(weights: Mapping[str, WeightSpec]) -> str:
     num_bytes: dict[str, int] = {}
     for key, weight in weights.items():
         # Packed matrices have three dimensions; the predictor is not the model's.
-        if len(weight.shape) == 3 and not key.removeprefix("drafter.").startswith("predictor."):
+        own_name = key.removeprefix(DRAFTER_PREFIX)
+        if len(weight.shape) == 3 and not own_name.startswith("predictor."):
             name = quantised_format(weight.dtype, weight.shape) or weight.dtype
             num_bytes[name] = num_bytes.get(name, 0) + weight.num_bytes
     return " + ".join(sorted(num_bytes, key=lambda name: (-num_bytes[name], name)))
@@ -165,9 +169,23 @@ def _memory(manifest: Manifest) -> dict[str, int]:
     if manifest.drafter is not None:
         drafter = _footprint(manifest, manifest.drafter, DRAFTER_KINDS)
         footprint = beside(footprint, drafter)
+    if isinstance(manifest.schedule.drafter, MedusaDrafter):
+        # The logits of its heads, beside the verifier's.
+        logits = 4 * _verify_rows(manifest) * _num_hidden(manifest)
+        footprint = replace(footprint, workspace_bytes=footprint.workspace_bytes + logits)
     weights_bytes = sum(weight.num_bytes for weight in manifest.weights.values())
     footprint = replace(footprint, weights_bytes=weights_bytes)
     return {**msgspec.to_builtins(footprint), "total_bytes": footprint.total_bytes}
+
+
+def _verify_rows(manifest: Manifest) -> int:
+    return max((one.max_rows for one in manifest.graphs if one.kind == "verify"), default=1)
+
+
+def _num_hidden(manifest: Manifest) -> int:
+    """Values that the verifier's graphs give as hidden of a row."""
+    outputs = [one for graph in manifest.graphs for one in graph.outputs if one.name == "hidden"]
+    return outputs[0].shape[-1] if outputs else 0
 
 
 def _footprint(manifest: Manifest, model: ModelInfo, kinds: tuple[GraphKind, ...]) -> Footprint:

@@ -18,7 +18,7 @@ from yggrt.cache import Cache, open_cache
 from yggrt.core import plugins, schema
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import Objective
-from yggrt.core.passes import DraftGraphs
+from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import TreeSpec, TunedFor
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
@@ -124,7 +124,7 @@ def load_parts(
     latency = LatencyTable.of(manifest.latency, manifest.graphs)
     return Parts(
         graphs=graphs,
-        drafter=load_drafter(bundle, cache),
+        drafter=load_drafter(bundle, cache, graphs),
         latency=latency,
         draft_step=latency.draft_step,
         rest_s=schedule.rest_s,
@@ -160,39 +160,46 @@ def load_graphs(
 
 
 def load_draft_graphs(bundle: Bundle, cache: Cache) -> AotDraftGraphs | None:
-    """The graphs of the model that drafts, None where n-grams do; after `load_graphs`, which
-    decides where weights lie."""
-    if bundle.manifest.drafter is None:
+    """The graphs of the model that drafts, None where n-grams do or Medusa heads, which are in the
+    verifier's; after `load_graphs`, which decides where weights lie."""
+    if all(graph.kind not in schema.DRAFTER_KINDS for graph in bundle.manifest.graphs):
         return None
     from yggrt.graphs import AotDraftGraphs
 
     return AotDraftGraphs.from_bundle(bundle, bundle.unpack(cache))
 
 
-def load_drafter(bundle: Bundle, cache: Cache) -> Drafter:
-    """The schedule's drafter; after `load_graphs`."""
+def load_drafter(bundle: Bundle, cache: Cache, graphs: AotGraphs) -> Drafter:
+    """The schedule's drafter; `graphs` are the bundle's."""
     schedule = bundle.manifest.schedule
     if isinstance(schedule.drafter, schema.NgramDrafter):
         return NgramDrafter(schedule.drafter)
     if isinstance(schedule.drafter, schema.LookaheadDrafter):
         return LookaheadDrafter()
-    graphs = load_draft_graphs(bundle, cache)
-    assert graphs is not None, "a manifest is checked when it is read"
-    model = model_drafter(graphs, schedule.drafter, bundle.manifest.model.vocab_size)
+    draft = load_draft_graphs(bundle, cache)
+    model = model_drafter(graphs, draft, schedule.drafter, bundle.manifest.model.vocab_size)
     if schedule.ngram is None:
         return model
     return JoinedDrafter(model, NgramDrafter(schedule.ngram))
 
 
-def model_drafter(graphs: DraftGraphs, parameters: schema.ModelDrafter, num_ids: int) -> Drafter:
-    """The drafter that runs `graphs`; `num_ids`: the verifier's ids."""
+def model_drafter(
+    graphs: Graphs, draft: DraftGraphs | None, parameters: schema.ModelDrafter, num_ids: int
+) -> Drafter:
+    """The drafter that runs `draft`, or is part of the verifier's `graphs`; `num_ids`: the
+    verifier's ids."""
+    if isinstance(parameters, schema.MedusaDrafter):
+        from yggrt.drafters.medusa import MedusaDrafter
+
+        return MedusaDrafter(parameters, getattr(graphs, "top_shares", None))
+    assert draft is not None, "a manifest is checked when it is read"
     if isinstance(parameters, schema.EagleDrafter):
         from yggrt.drafters.eagle import EagleDrafter
 
-        return EagleDrafter(graphs, parameters)
+        return EagleDrafter(draft, parameters)
     from yggrt.drafters.lm import LmDrafter
 
-    return LmDrafter(graphs, parameters, num_ids)
+    return LmDrafter(draft, parameters, num_ids)
 
 
 def _read_weights(bundle: Bundle, on_note: Callable[[str], None]) -> None:

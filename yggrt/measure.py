@@ -149,7 +149,7 @@ def drafter_passes(graphs: DraftGraphs) -> list[TimedPass]:
     passes as for the verifier."""
     import torch
 
-    from yggrt.drafters.model import best_children
+    from yggrt.drafters.children import best_children
 
     cache = graphs.new_cache()
     num_children = 2 * graphs.widths[-1]

@@ -11,6 +11,7 @@ from yggrt.bundle import Bundle
 from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import Manifest
+from yggrt.core.schema import MedusaDrafter as MedusaParameters
 from yggrt.core.schema import NgramDrafter as NgramParameters
 from yggrt.drafters.calibrate import Recording, held_out
 from yggrt.drafters.joined import joined_folds
@@ -18,7 +19,7 @@ from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.loading import load_text, model_drafter
 from yggrt.prompts import parse_prompts
-from yggrt.scheduling import Fold, record_answers, with_hidden
+from yggrt.scheduling import Fold, record_answers, with_answer_hidden, with_hidden
 
 # Bundles of format 2 bring no recordings: so many tokens of each prompt are decoded instead.
 NUM_TOKENS = 32
@@ -58,14 +59,19 @@ def folds_of(
     recordings: list[Recording],
     draft: DraftGraphs | None = None,
 ) -> list[Fold]:
-    """As `recorded_folds`; hidden states are made anew where the drafter reads them."""
-    if draft is not None and draft.feature_size:
+    """As `recorded_folds`; hidden rows are made anew where the drafter reads them."""
+    if isinstance(manifest.schedule.drafter, MedusaParameters):
+        recordings = list(with_answer_hidden(graphs, recordings))
+    elif draft is not None and draft.feature_size:
         recordings = with_hidden(graphs, recordings)
-    return recorded_folds(manifest, recordings, draft)
+    return recorded_folds(manifest, graphs, recordings, draft)
 
 
 def recorded_folds(
-    manifest: Manifest, recordings: Sequence[Recording], draft: DraftGraphs | None = None
+    manifest: Manifest,
+    graphs: Graphs,
+    recordings: Sequence[Recording],
+    draft: DraftGraphs | None = None,
 ) -> list[Fold]:
     """The recordings, each with a drafter of the bundle's kind that does not know them; `draft`
     as for `bundle_folds`. A head reads their hidden rows when it drafts over them."""
@@ -74,8 +80,7 @@ def recorded_folds(
         return [(LookaheadDrafter(), recordings)]
     if isinstance(parameters, NgramParameters):
         return list(held_out(parameters, recordings))
-    assert draft is not None
-    model = model_drafter(draft, parameters, manifest.model.vocab_size)
+    model = model_drafter(graphs, draft, parameters, manifest.model.vocab_size)
     return [(model, recordings)] if ngram is None else [*joined_folds(model, ngram, recordings)]
 
 

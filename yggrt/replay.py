@@ -34,7 +34,7 @@ class RecordedGraphs:
     """The Graphs protocol over one sequence that the verifier emitted; needs no cache.
 
     A row off the recorded sequence answers NO_TOKEN. `logits` and `hazards` are None, and so is
-    `hidden` if it was not recorded.
+    `hidden` if it was not recorded. `recorded`: hidden of the last tokens but the very last.
     """
 
     ids: Sequence[int]
@@ -70,7 +70,10 @@ class RecordedGraphs:
 
     def _answer(self, ids: list[int], positions: Sequence[int]) -> PassOutput:
         nothing: Any = None
-        hidden = nothing if self.recorded is None else self.recorded[list(positions)]
+        hidden = nothing
+        if self.recorded is not None:
+            first = len(self.ids) - 1 - len(self.recorded)
+            hidden = self.recorded[[at - first for at in positions if at >= first]]
         return PassOutput(ids, nothing, hidden, nothing)
 
 

@@ -7,7 +7,7 @@ from a drafter that knows the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TypeAlias
@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 import torch
 
+from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Form, Objective
 from yggrt.core.passes import Graphs, prefill_chunks
 from yggrt.core.schema import (
@@ -40,6 +41,7 @@ from yggrt.core.search import (
     search_schedule,
 )
 from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec, shape_of
+from yggrt.core.tree import TokenTree
 from yggrt.drafters import UNLIMITED, Drafter
 from yggrt.drafters.calibrate import Recording
 from yggrt.drafters.rank_acceptance import measure_ranks
@@ -210,6 +212,22 @@ def with_hidden(graphs: Graphs, recordings: Iterable[Recording]) -> list[Recordi
     return found
 
 
+def with_answer_hidden(graphs: Graphs, recordings: Iterable[Recording]) -> Iterator[Recording]:
+    """As `with_hidden`, of the prompt's last token and the answer's alone, by passes that give
+    hidden of all their rows, as prefill passes with Medusa heads do not."""
+    cache, most = graphs.new_cache(), graphs.row_counts[-1]
+    for one in recordings:
+        ids, first = [*one.prompt, *one.output][:-1], len(one.prompt) - 1
+        for start, end in prefill_chunks(graphs.prefill_buckets, 0, first):
+            graphs.prefill(cache, ids[start:end], start)
+        rows = []
+        for start in range(first, len(ids), most):
+            part = tuple(ids[start : start + most])
+            chain = TokenTree(part, tuple(range(-1, len(part) - 1)), (1.0,) * len(part))
+            rows.append(graphs.verify(cache, chain, start).hidden)
+        yield one._replace(hidden=torch.cat(rows))
+
+
 def measured_costs(latency: Latency, run: Run) -> Costs:
     """Costs with the host's part taken from a run that drafted in every pass."""
     if not run.num_passes:
@@ -248,6 +266,8 @@ def find_schedule(
     progress("acceptance by rank")
     ranks = measure_ranks(folds)
     measured = costs.measured(ranks, graphs, folds)
+    if trees is not None and len(trees) > 1:
+        trees = [tree for tree in trees if _has_shape(tree, measured)]
     search = _Search(graphs, folds, costs, limits, progress, measured)
     # What a window asks the verifier was not recorded: such trees are measured alone.
     windows = [format_tree_spec(tree) for tree in trees or () if tree.policy == "lookahead"]
@@ -303,6 +323,15 @@ def find_schedule(
         ranks=ranks,
         num_scored=num_scored,
     )
+
+
+def _has_shape(tree: TreeSpec, measured: Measured) -> bool:
+    """Whether what was measured gives the tree a shape: nothing may ever have been right."""
+    try:
+        resolve(tree, measured)
+    except RequestError:
+        return False
+    return True
 
 
 def _rest_s(taken: Run | None, costs: Costs, spec: TreeSpec) -> float:

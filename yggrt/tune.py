@@ -13,8 +13,8 @@ import msgspec
 from yggrt.bundle import Bundle, write_bundle
 from yggrt.cache import Cache
 from yggrt.core.objective import Form
-from yggrt.core.schema import FORMAT_VERSION, LookaheadDrafter, Manifest, TunedFor
-from yggrt.core.search import model_trees, window_trees
+from yggrt.core.schema import FORMAT_VERSION, LookaheadDrafter, Manifest, ModelDrafter, TunedFor
+from yggrt.core.search import trees_for, window_trees
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
 from yggrt.latency import LatencyTable
@@ -81,10 +81,11 @@ def tune_bundle(
         trees = window_trees(rows)
     _, run = record_answers(graphs, ngrams, prompts, 16, eos_ids, budget_s=HOST_S)
     costs = measured_costs(table, run)
-    if draft is not None:
+    if isinstance(manifest.schedule.drafter, ModelDrafter):
         costs = model_costs(costs, run, table.draft_step)
         if trees is None:
-            trees = model_trees(draft.widths, rows, manifest.model.max_depth)
+            widths = () if draft is None else draft.widths
+            trees = trees_for(manifest.schedule.drafter, widths, rows, manifest.model.max_depth)
     schedule = find_schedule(
         graphs,
         folds,

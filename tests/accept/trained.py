@@ -41,6 +41,7 @@ from yggrt.session import Session
 KINDS = {
     "eagle": ["--draft-vocab", "256", "--learning-rate", "1e-3"],
     "eagle3": ["--draft-vocab", "256", "--taps", "0,1,2", "--learning-rate", "1e-3"],
+    "medusa": ["--draft-vocab", "256", "--learning-rate", "1e-3"],
     "distill": ["--layers", "1", "--hidden-size", "64", "--heads", "2", "--learning-rate", "3e-3"],
 }
 SHARED = [

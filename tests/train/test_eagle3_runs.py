@@ -236,7 +236,7 @@ def test_a_first_head_gives_each_id_its_own_row(head: Path) -> None:
     model = new_head(Eagle3ForCausalLM, first.config, 0)
     with torch.no_grad():
         model.lm_head.weight.fill_(7.0)
-    take_over(model, model.fc, first, torch.ones(3 * HIDDEN), "head", mixed)
+    take_over(model, first, "head", mixed)
     theirs = dict(zip(first.draft_ids.tolist(), first.weights["lm_head.weight"], strict=True))
     for token, row in zip(mixed.tolist(), model.lm_head.weight, strict=True):
         wanted = theirs[token].float() if token in theirs else torch.full((HIDDEN,), 7.0)

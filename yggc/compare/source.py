@@ -9,7 +9,7 @@ from yggc.config import PLUS_NGRAM
 from yggc.errors import SourceError
 from yggc.models.source import ResolvedSource, resolve_source
 from yggc.workdir import WorkDir
-from yggrt.core.schema import EagleDrafter, Manifest, Source
+from yggrt.core.schema import HeadDrafter, Manifest, Source
 
 
 def recorded(manifest: Manifest, role: str) -> Source | None:
@@ -73,7 +73,7 @@ def find_drafter(
             continue
         if _difference(verifier, source) is None:
             return "not applicable, the bundle's drafter is part of the verifier"
-        if isinstance(manifest.schedule.drafter, EagleDrafter):
+        if isinstance(manifest.schedule.drafter, HeadDrafter):
             return "not applicable, the bundle's drafter is a head over the verifier"
         text = str(manifest.config.get("drafter", "")).removesuffix(PLUS_NGRAM)
         try:

@@ -75,7 +75,7 @@ class Pair:
         """Each recording's number and a drafter that does not know it; those of a drafter
         together."""
         numbers = {id(one): number for number, one in enumerate(recordings)}
-        folds = recorded_folds(self.manifest, recordings, self.draft)
+        folds = recorded_folds(self.manifest, self.graphs, recordings, self.draft)
         return [(numbers[id(one)], drafter) for drafter, fold in folds for one in fold]
 
 

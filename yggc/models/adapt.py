@@ -29,9 +29,10 @@ from ygg_kernels.ops import Operators
 # Makes its configuration known to transformers.
 import yggc.models.eagle3  # noqa: F401
 from yggc.errors import SourceError
-from yggc.heads import Taps
+from yggc.heads import Medusa, Taps
 from yggc.models.eagle import HeadConfig, cache_argument
 from yggc.models.matrices import Matrix, find_matrices, tied_names
+from yggc.models.medusa import MedusaForCausalLM
 from yggc.models.packing import packed_dtype, packed_shape
 from yggc.models.taps import watch_layers
 from yggrt.core.formats import FORMATS
@@ -245,19 +246,21 @@ class StaticForward(nn.Module):
     which are written in place. Returns
     ids [V] int64, logits [V, vocab], hidden [V, hidden_size], hazards [V, max_depth]; the prefill
     kinds give hidden of all rows and the others of row `row`. hidden is the last hidden state, or
-    what `fuse` makes of the step's taps.
+    what `fuse` makes of the step's taps, or the logits of `medusa` [V, heads * ids], and then of
+    row `row` too.
     """
 
     def __init__(
         self,
         model: nn.Module,
         step: Step,
-        predictor: DepthPredictor,
+        predictor: nn.Module,
         kind: GraphKind,
         fuse: PackedLinear | None = None,
+        medusa: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.verifier, self.predictor, self.fuse = model, predictor, fuse
+        self.verifier, self.predictor, self.fuse, self.medusa = model, predictor, fuse, medusa
         self.step, self.kind = step, kind
         self.cache_argument = cache_argument(model)
 
@@ -290,7 +293,10 @@ class StaticForward(nn.Module):
         assert step.last_hidden_state is not None
         hidden = step.last_hidden_state[0]
         logits = out.logits[0].float()
-        hazards = self.predictor(hidden if row is None else hidden[row])
+        chosen = hidden if row is None else hidden[row]
+        hazards = self.predictor(chosen)
+        if self.medusa is not None:
+            hidden = self.medusa(chosen)
         if self.fuse is not None:
             hidden = self.fuse(torch.cat([step.taps[i] for i in sorted(step.taps)], dim=-1))[0]
         return logits.argmax(-1), logits, hidden, hazards
@@ -399,18 +405,20 @@ class Adapted:
 
     `matrices` has the packed parameters, `formats` the format of each, `tied` maps an alias to the
     parameter it shares. All names are those of the transformers model. `fuse` makes a head's
-    features of layers' inputs, where a head reads those; its weights are the head's.
+    features of layers' inputs, where a head reads those, `medusa` logits of the last hidden state;
+    their weights are the head's.
     """
 
     model: nn.Module
     step: Step
-    predictor: DepthPredictor
+    predictor: nn.Module
     config: Any
     matrices: dict[str, Matrix]
     formats: dict[str, str]
     tied: dict[str, str]
     kv_layers: tuple[KvLayer, ...]
     fuse: PackedLinear | None = None
+    medusa: nn.Module | None = None
 
     @property
     def feature_size(self) -> int:
@@ -419,7 +427,8 @@ class Adapted:
 
     def static_forward(self, kind: GraphKind) -> StaticForward:
         """The module that is exported for `kind`."""
-        return StaticForward(self.model, self.step, self.predictor, kind, self.fuse).eval()
+        parts = (self.model, self.step, self.predictor)
+        return StaticForward(*parts, kind, self.fuse, self.medusa).eval()
 
 
 def load_config(config_json: dict[str, Any]) -> Any:
@@ -500,12 +509,14 @@ def adapt(
     formats: Mapping[str, str] | None = None,
     activations: str = "float32",
     taps: Taps | None = None,
+    medusa: Medusa | None = None,
 ) -> Adapted:
     """The adapted skeleton of a model; raises SourceError for an architecture that cannot be
     exact.
 
     `formats` names the matrices that are not in `weight_dtype`, tied ones by their first name.
-    `taps`: what a head reads inside the model, where that is not the last hidden state.
+    `taps`: what a head reads inside the model, where that is not the last hidden state. `medusa`:
+    heads that are computed with it.
     """
     config = load_config(config_json)
     refuse_inexact(config)
@@ -535,7 +546,20 @@ def adapt(
             _give_addresses(module)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         kv_layers = _observe_cache(model, step, config.num_hidden_layers, cache_argument(model))
-    return Adapted(model, step, predictor, config, matrices, forms, tied, kv_layers, fuse)
+    heads = None if medusa is None else adapt_medusa(medusa, operators).model
+    return Adapted(model, step, predictor, config, matrices, forms, tied, kv_layers, fuse, heads)
+
+
+def adapt_medusa(medusa: Medusa, operators: Operators) -> Adapted:
+    """The adapted skeleton of Medusa heads, which have neither caches nor graphs of their own."""
+    config = load_config(medusa.config)
+    with no_init_weights(), _parameters_on_meta():
+        model = MedusaForCausalLM(config).eval()
+    matrices = find_matrices(model)
+    forms = {name: medusa.formats.get(name, medusa.dtype) for name in matrices}
+    _swap(model, matrices, forms, operators, medusa.integer)
+    _give_addresses(model)
+    return Adapted(model, Step(operators), nn.Module(), config, matrices, forms, {}, ())
 
 
 def _fuse(model: Any, step: Step, taps: Taps) -> PackedLinear:

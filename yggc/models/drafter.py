@@ -15,6 +15,7 @@ from yggc.models.checkpoint import Checkpoint, empty_model
 from yggc.models.eagle import HeadConfig
 from yggc.models.formats import choose_formats, model_footprint
 from yggc.models.head import EMBEDDING, weight_name
+from yggc.models.medusa import MedusaConfig
 from yggrt.core.footprint import Footprint, beside
 from yggrt.core.formats import FORMATS
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # What a configuration states layer by layer.
 _BY_LAYER = ("layer_types", "no_rope_layers")
+# Logits of Medusa heads that a pass gives besides the verifier's are worth a word from here on.
+MANY_LOGIT_BYTES = 32 << 20
 
 
 def first_layers(config: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
@@ -75,9 +78,11 @@ def drafter_options(
         dtype = config.dtype if dtype == "auto" else dtype
         if quant == "auto":
             quant, activations = config.quant, config.activations
-    if isinstance(drafter, HeadConfig) and quant == "auto":
-        fits = all(size % 32 == 0 for size in (drafter.hidden_size, drafter.intermediate_size))
-        quant = "int8" if fits else "none"
+    if isinstance(drafter, HeadConfig | MedusaConfig) and quant == "auto":
+        sizes = [drafter.hidden_size]
+        if isinstance(drafter, HeadConfig):
+            sizes.append(drafter.intermediate_size)
+        quant = "int8" if all(size % 32 == 0 for size in sizes) else "none"
         notes.append(f"quant: auto is {quant}, for a head")
     options = msgspec.structs.replace(
         config, dtype=dtype, quant=quant, activations=activations, max_model_len=length
@@ -122,10 +127,35 @@ def plan_drafter(
     if isinstance(found, HeadConfig):
         form = FORMATS[formats[EMBEDDING]]
         shared = form.num_bytes(found.vocab_size, found.hidden_size)
+    elif isinstance(found, MedusaConfig):
+        total, more = _inside(taken, footprint, found.num_logits, config.buckets[-1])
+        return DrafterPlan(shape, formats, total, [*notes, *more])
     elif config.self_layers is not None:
         same = (options.quant, options.dtype) == (config.quant, config.dtype)
         shared = footprint.weights_bytes if same else 0
     return DrafterPlan(shape, formats, beside(taken, footprint, shared), notes)
+
+
+def _inside(
+    verifier: Footprint, heads: Footprint, num_logits: int, num_rows: int
+) -> tuple[Footprint, list[str]]:
+    """What a verifier takes with heads in its graphs, which give `num_logits` logits of each of
+    `num_rows` rows; and a note if those are many.
+    """
+    num_bytes = 4 * num_logits * num_rows
+    notes = []
+    if num_bytes >= MANY_LOGIT_BYTES:
+        notes.append(
+            f"its heads' logits take {num_bytes / 1e6:.0f} MB in every pass of {num_rows} rows; "
+            "heads over fewer ids (`yggc train medusa --draft-vocab`) or smaller --buckets take "
+            "less"
+        )
+    total = Footprint(
+        verifier.weights_bytes + heads.weights_bytes,
+        verifier.kv_bytes,
+        verifier.workspace_bytes + num_bytes,
+    )
+    return total, notes
 
 
 def check_same_tokens(

@@ -1,16 +1,17 @@
 """Reads a trained head: a directory with what was trained, over the verifier that the rest belongs
 to.
 
-This project's own layout (others: yggc.models.head_layouts) is `config.json` (EagleConfig or
-Eagle3Config) and safetensors with `fc.weight`, `model.layers.0.*`, for EAGLE-3 `norm.weight` and
-`lm_head.weight`, and, if the head gives the logits of chosen ids alone, `draft_ids` int64. The
-embedding is the verifier's, and so is the output head but for EAGLE-3.
+This project's own layout (others: yggc.models.head_layouts) is `config.json` (EagleConfig,
+Eagle3Config or MedusaConfig) and safetensors with `fc.weight`, `model.layers.0.*`, for EAGLE-3
+`norm.weight` and `lm_head.weight`, for Medusa `heads.*` alone, and, if the head gives the logits
+of chosen ids alone, `draft_ids` int64. The embedding is the verifier's, and so is the output head
+but for EAGLE-3.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from yggc.errors import SourceError
-from yggc.heads import HEAD_TYPES, are_layers
+from yggc.heads import HEAD_TYPES, PUBLISHED_MEDUSA, are_layers
 from yggc.models import shards
 from yggc.models.checkpoint import (
     Checkpoint,
@@ -34,6 +35,7 @@ from yggc.models.checkpoint import (
 from yggc.models.eagle3 import Eagle3Config, published_taps
 from yggc.models.head_layouts import DRAFT_IDS, MEMBERS, OFFSETS, Layout, find_layout
 from yggc.models.matrices import tied_names
+from yggc.models.medusa import MedusaConfig
 from yggc.models.source import ResolvedSource, check_config
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -43,17 +45,18 @@ _MAPS = (DRAFT_IDS, OFFSETS, MEMBERS)
 
 
 class HeadCheckpoint(Checkpoint):
-    """A head and its verifier as one model; tensor names are those of EagleForCausalLM or
-    Eagle3ForCausalLM.
+    """A head and its verifier as one model; tensor names are those of EagleForCausalLM,
+    Eagle3ForCausalLM or MedusaForCausalLM.
 
     Raises SourceError for a head of another verifier's sizes, missing or misshapen tensors, and a
     map of ids that does not fit.
     """
 
     def __init__(self, source: ResolvedSource, verifier: Checkpoint, layout: Layout) -> None:
-        stored = shards.read_headers(shards.find_shards(source.path), HEAD_TYPES)
+        stated = check_config(source.path)
+        stored = shards.read_headers(shards.find_weights(source.path, stated), HEAD_TYPES)
         try:
-            config = layout.config(check_config(source.path), stored)
+            config = layout.config(stated, stored)
         except SourceError:
             raise
         except Exception as error:  # the configuration class checks in its own way
@@ -66,15 +69,17 @@ class HeadCheckpoint(Checkpoint):
         # Name in the model -> name in the file.
         self._keys = {new: name for name in stored if (new := layout.rename(name))}
         self._stored = {new: stored[name] for new, name in self._keys.items()}
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, Callable[[str], torch.Tensor]] = {}
         self._check_sizes()
         self._check_copies(stored, layout)
         if isinstance(config, Eagle3Config):
             self._choose_taps(config)
         self.draft_ids = self._read_draft_ids(layout)
         # Name -> shape of what is the verifier's.
-        self._taken = {EMBEDDING: (config.vocab_size, config.hidden_size)}
-        if not isinstance(config, Eagle3Config):
+        self._taken = {}
+        if not isinstance(config, MedusaConfig):
+            self._taken[EMBEDDING] = (config.vocab_size, config.hidden_size)
+        if not (isinstance(config, Eagle3Config) or getattr(config, "own_outputs", False)):
             self._taken[OUTPUT_HEAD] = (config.draft_vocab_size, config.hidden_size)
         model = empty_model(self.config)
         self._names = tuple(wanted_state(model))
@@ -83,9 +88,11 @@ class HeadCheckpoint(Checkpoint):
         unused = sorted(own.keys() - set(self._names))
         if unused:
             raise SourceError(
-                f"{source.path}: tensor {unused[0]!r} is not part of an {layout.kind} head",
+                f"{source.path}: tensor {unused[0]!r} is not part of {layout.kind}",
                 "config.json and tensors belong to different heads",
             )
+        if isinstance(config, MedusaConfig) and PUBLISHED_MEDUSA in stated:
+            self.notes += _other_count(config, stated[PUBLISHED_MEDUSA])
 
     def _choose_taps(self, config: Eagle3Config) -> None:
         """Those that published heads read where the head does not say which."""
@@ -122,7 +129,7 @@ class HeadCheckpoint(Checkpoint):
                     f"{self.source.path}: the head is for a verifier with {key} {ours}, this one "
                     f"has {wanted}",
                     "take the head that was trained for this verifier, or train one with "
-                    "`yggc train eagle`",
+                    "`yggc train`",
                 )
 
     def _read_draft_ids(self, layout: Layout) -> tuple[int, ...]:
@@ -179,9 +186,11 @@ class HeadCheckpoint(Checkpoint):
     def _read_stored(self, key: str) -> torch.Tensor:
         file = self._stored[key].file
         if file not in self._files:
-            self._files[file] = safe_open(file, framework="pt", device="cpu")
-        tensor: torch.Tensor = self._files[file].get_tensor(self._keys[key])
-        return tensor
+            if file.suffix == shards.PICKLE:
+                self._files[file] = shards.load_pickle(file).__getitem__
+            else:
+                self._files[file] = safe_open(file, framework="pt", device="cpu").get_tensor
+        return self._files[file](self._keys[key])
 
     def release(self) -> None:
         self._files.clear()
@@ -202,10 +211,18 @@ class HeadCheckpoint(Checkpoint):
         return self._verifier.tokenizer
 
 
+def _other_count(config: MedusaConfig, stated: int) -> tuple[str, ...]:
+    """A note where a configuration states another number of heads than there are."""
+    if stated == config.num_heads:
+        return ()
+    return (f"config.json states {stated} Medusa heads, the file has {config.num_heads}",)
+
+
 def layout_of(folder: Path) -> Layout | None:
     """The layout of a directory with a head, None if it holds a model of its own."""
-    names = shards.read_headers(shards.find_shards(folder), HEAD_TYPES)
-    return find_layout(folder, check_config(folder), names)
+    config = check_config(folder)
+    names = shards.read_headers(shards.find_weights(folder, config), HEAD_TYPES)
+    return find_layout(folder, config, names)
 
 
 def weight_name(config: PreTrainedConfig, which: str) -> str:

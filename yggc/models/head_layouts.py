@@ -1,20 +1,24 @@
-"""Directories in which heads are found: this project's, those of the EAGLE repository, and those
-of vllm-project/speculators (`eagle` in releases before 0.4, `eagle3`).
+"""Directories in which heads are found: this project's, those of the EAGLE and the Medusa
+repository, and those of vllm-project/speculators (`eagle` in releases before 0.4, `eagle3`).
 
-Each layout says how its configuration becomes an EagleConfig or an Eagle3Config and its tensors'
-names those of the model; a tensor that is the verifier's becomes "".
+Each layout says how its configuration becomes an EagleConfig, an Eagle3Config or a MedusaConfig
+and its tensors' names those of the model; a tensor that is the verifier's becomes "".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from yggc.errors import SourceError
-from yggc.heads import is_head
+from yggc.heads import PUBLISHED_MEDUSA, is_head
 from yggc.models.eagle import EagleConfig, HeadConfig
 from yggc.models.eagle3 import Eagle3Config
+from yggc.models.medusa import MedusaConfig
+from yggc.models.shards import StoredTensor
 
 # Maps between the head's ids and the verifier's: the id of each logit; that less the logit's
 # place; whether each of the verifier's ids has a logit.
@@ -40,13 +44,18 @@ _REFUSED = {
 }
 
 
+_NUM_BLOCKS = "medusa_num_layers"
+_MEDUSA_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+Stored = Mapping[str, StoredTensor]
+
+
 class Layout(NamedTuple):
-    """`kind` of head; `config`: of a `config.json` and the names of the tensors; `rename`: of one
+    """`kind` of head; `config`: of a `config.json` and the tensors by name; `rename`: of one
     tensor; `ids`: the map that says which ids have logits.
     """
 
     kind: str
-    config: Callable[[dict[str, Any], Collection[str]], HeadConfig]
+    config: Callable[[dict[str, Any], Stored], HeadConfig | MedusaConfig]
     rename: Callable[[str], str]
     ids: str = DRAFT_IDS
 
@@ -62,23 +71,28 @@ def find_layout(folder: Path, config: dict[str, Any], names: Collection[str]) ->
     Raises SourceError for a head of a kind that is not read.
     """
     if config.get("model_type") == EagleConfig.model_type:
-        return Layout("EAGLE", _own_config, _own_name)
+        return Layout("an EAGLE head", _own_config, _own_name)
     if config.get("model_type") == Eagle3Config.model_type:
-        return Layout("EAGLE-3", _own3_config, _own_name)
+        return Layout("an EAGLE-3 head", _own3_config, _own_name)
+    if config.get("model_type") == MedusaConfig.model_type:
+        return Layout("Medusa heads", _own_medusa_config, _own_name)
+    if PUBLISHED_MEDUSA in config:
+        num_blocks = config.get(_NUM_BLOCKS, 1)
+        return Layout("Medusa heads", _medusa_config, partial(_from_medusa, num_blocks))
     if "speculators_model_type" in config:
         kind = config["speculators_model_type"]
         if kind == "eagle":
-            return Layout("EAGLE", _speculators_config, _from_speculators)
+            return Layout("an EAGLE head", _speculators_config, _from_speculators)
         if kind == "eagle3":
-            return Layout("EAGLE-3", _speculators3_config, _from_eagle3, OFFSETS)
+            return Layout("an EAGLE-3 head", _speculators3_config, _from_eagle3, OFFSETS)
         raise SourceError(
             f"{folder}: is a head of kind {kind!r}, wanted one of kind 'eagle' or 'eagle3'",
             "others are not read; train one with `yggc train eagle`",
         )
     if "midlayer.self_attn.q_proj.weight" in names:
-        return Layout("EAGLE-3", _eagle3_config, _from_eagle3, OFFSETS)
+        return Layout("an EAGLE-3 head", _eagle3_config, _from_eagle3, OFFSETS)
     if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
-        return Layout("EAGLE", _eagle_config, _from_eagle)
+        return Layout("an EAGLE head", _eagle_config, _from_eagle)
     if is_head(config):
         raise SourceError(
             f"{folder}: is a head without 'midlayer.self_attn.q_proj.weight', which those of the "
@@ -92,15 +106,57 @@ def _own_name(name: str) -> str:
     return name
 
 
-def _own_config(config: dict[str, Any], names: Collection[str]) -> EagleConfig:
+def _own_config(config: dict[str, Any], names: Stored) -> EagleConfig:
     return EagleConfig(**{key: value for key, value in config.items() if key not in _FOREIGN})
 
 
-def _own3_config(config: dict[str, Any], names: Collection[str]) -> Eagle3Config:
+def _own3_config(config: dict[str, Any], names: Stored) -> Eagle3Config:
     return Eagle3Config(**{key: value for key, value in config.items() if key not in _FOREIGN})
 
 
-def _eagle_config(config: dict[str, Any], names: Collection[str]) -> EagleConfig:
+def _own_medusa_config(config: dict[str, Any], stored: Stored) -> MedusaConfig:
+    return MedusaConfig(**{key: value for key, value in config.items() if key not in _FOREIGN})
+
+
+def _medusa_config(config: dict[str, Any], stored: Stored) -> MedusaConfig:
+    """Sizes are those of the first head's projection. Heads are counted in the file: some
+    configurations state fewer.
+    """
+    num_blocks, num_heads = config.get(_NUM_BLOCKS, 1), config[PUBLISHED_MEDUSA]
+    found = {int(name.partition(".")[0]) for name in stored if name.partition(".")[0].isdigit()}
+    projection = stored.get(f"0.{num_blocks}.weight")
+    if projection is None or len(projection.shape) != 2:
+        shape = "is missing" if projection is None else f"has shape {list(projection.shape)}"
+        raise SourceError(
+            f"the first head's projection '0.{num_blocks}.weight' {shape}, wanted one row for "
+            f"each id behind {num_blocks} blocks ({_NUM_BLOCKS})",
+            "the files are incomplete, or config.json belongs to other heads",
+        )
+    if num_heads > len(found):
+        raise SourceError(
+            f"the file has {len(found)} Medusa heads, config.json states {num_heads} "
+            f"({PUBLISHED_MEDUSA})",
+            "fetch the files again",
+        )
+    vocab_size, hidden_size = projection.shape
+    return MedusaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_heads=len(found),
+        num_blocks=num_blocks,
+        own_outputs=True,
+    )
+
+
+def _from_medusa(num_blocks: int, name: str) -> str:
+    if found := _MEDUSA_BLOCK.fullmatch(name):
+        head, block, which = found.groups()
+        return f"heads.{head}.blocks.{block}.linear.{which}"
+    head, dot, rest = name.partition(".")
+    return f"heads.{head}.out.weight" if dot and rest == f"{num_blocks}.weight" else name
+
+
+def _eagle_config(config: dict[str, Any], names: Stored) -> EagleConfig:
     fields = {key: value for key, value in config.items() if key not in _FOREIGN}
     return EagleConfig(
         **fields,
@@ -115,7 +171,7 @@ def _from_eagle(name: str) -> str:
     return f"model.{name}" if name.startswith("layers.") else name
 
 
-def _eagle3_config(config: dict[str, Any], names: Collection[str]) -> Eagle3Config:
+def _eagle3_config(config: dict[str, Any], names: Stored) -> Eagle3Config:
     stated = config.get("eagle_config")
     more = stated if isinstance(stated, dict) else {}
     if more.get("use_aux_hidden_state") is False:
@@ -130,7 +186,7 @@ def _eagle3_config(config: dict[str, Any], names: Collection[str]) -> Eagle3Conf
     return _eagle3(config, config, taps)
 
 
-def _speculators3_config(config: dict[str, Any], names: Collection[str]) -> Eagle3Config:
+def _speculators3_config(config: dict[str, Any], names: Stored) -> Eagle3Config:
     return _eagle3(_layer_of(config), config, config.get(_TAPS) or ())
 
 
@@ -186,7 +242,7 @@ def _layer_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return layer
 
 
-def _speculators_config(config: dict[str, Any], names: Collection[str]) -> EagleConfig:
+def _speculators_config(config: dict[str, Any], names: Stored) -> EagleConfig:
     layer = _layer_of(config)
     if config.get("layernorms"):
         raise SourceError(

@@ -9,15 +9,21 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from yggc.errors import SourceError
+from yggc.heads import PUBLISHED_MEDUSA
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# What published Medusa heads lie in, of which the first is taken.
+MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+PICKLE = ".pt"
 MAX_HEADER_BYTES = 100_000_000
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_NAMES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
 _FETCH_TIP = "the file is incomplete or damaged; fetch it again"
 
 
@@ -28,6 +34,14 @@ class StoredTensor:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+
+
+def find_weights(directory: Path, config: dict[str, Any]) -> tuple[Path, ...]:
+    """As `find_shards`, of a directory with this `config.json` that may hold published Medusa
+    heads.
+    """
+    found = [directory / name for name in MEDUSA_FILES if (directory / name).is_file()]
+    return (found[0],) if found and PUBLISHED_MEDUSA in config else find_shards(directory)
 
 
 def find_shards(directory: Path) -> tuple[Path, ...]:
@@ -124,5 +138,36 @@ def read_headers(files: tuple[Path, ...], also: Collection[str] = ()) -> dict[st
     """The tensors of all weight files together."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        tensors |= read_header(file, also)
+        tensors |= read_pickle(file) if file.suffix == PICKLE else read_header(file, also)
     return tensors
+
+
+def read_pickle(path: Path) -> dict[str, StoredTensor]:
+    """As `read_header`, of a PyTorch pickle with tensors by name."""
+    return {
+        name: StoredTensor(path, _NAMES[str(one.dtype)], tuple(one.shape))
+        for name, one in load_pickle(path).items()
+    }
+
+
+def load_pickle(path: Path) -> dict[str, Any]:
+    """The tensors of a PyTorch pickle by name, mapped and not read. SourceError for a file that
+    holds anything else: nothing in it is run.
+    """
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+        for name, one in found.items():
+            if not (isinstance(name, str) and isinstance(one, torch.Tensor)):
+                raise ValueError(f"{name!r} in it is a {type(one).__name__}")
+            if str(one.dtype) not in _NAMES:
+                raise ValueError(f"{name!r} in it has type {one.dtype}")
+    except Exception as error:  # torch fails in its own ways
+        raise SourceError(
+            f"{path}: is no pickle of tensors by name alone: {' '.join(str(error).split())[:160]}",
+            f"save the tensors as {MEDUSA_FILES[0]}, or fetch the file again",
+        ) from error
+    return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yggc.errors import SourceError
-from yggc.heads import HEAD_TYPES, is_head
+from yggc.heads import HEAD_TYPES, PUBLISHED_MEDUSA, is_head
 from yggc.models import shards
 from yggc.models.license import directory_license
 from yggc.models.wheel import WheelFile, fetch
@@ -37,6 +37,7 @@ TEXT_FILES = (
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _HUB_PATTERNS = (
     "*.safetensors",
+    shards.MEDUSA_FILES[1],
     "*.json",
     "*.jinja",
     "tokenizer.model",
@@ -121,7 +122,11 @@ def hub_config(text: str) -> Any:
 
     repo, _, revision = text.partition("@")
     folder, _ = _fetch_from_hub(repo, revision or None, ("config.json",))
-    check_config(folder)
+    if PUBLISHED_MEDUSA in check_config(folder):
+        raise SourceError(
+            f"hub model {repo}: its config.json says no sizes of its Medusa heads",
+            "fetch it, and give the directory",
+        )
     return read_config(folder)
 
 
@@ -161,7 +166,7 @@ def _directory(
             "leave it out; give a hub revision (org/model@commit) to pin a model",
         )
     config = check_config(folder)
-    weights = shards.find_shards(folder)
+    weights = shards.find_weights(folder, config)
     shards.read_headers(weights, HEAD_TYPES if is_head(config) else ())
     extra = (folder / shards.INDEX,) if (folder / shards.INDEX).is_file() else ()
     texts = tuple(folder / name for name in TEXT_FILES if (folder / name).is_file())

@@ -12,25 +12,23 @@ from ygg_kernels.ops import Operators, load_library
 from yggc.aot import compiler_digest, source_digest
 from yggc.context import Context
 from yggc.errors import SourceError
-from yggc.models.adapt import Adapted, adapt
+from yggc.models.adapt import Adapted, adapt, adapt_medusa
 from yggc.models.checkpoint import Checkpoint
 from yggc.models.head import EMBEDDING, FUSE, weight_name
 from yggc.models.weights import packed_tensors, write_weight_file
 from yggc.stages.load import Loaded
-from yggrt.core.schema import KvLayer, ModelInfo, Record, WeightSpec
+from yggrt.core.schema import DRAFTER_PREFIX, KvLayer, ModelInfo, Record, WeightSpec
 
 if TYPE_CHECKING:
     import torch
 
 WEIGHTS_FILE = "weights.bin"
-# Of the names of tensors that the drafter has for itself.
-DRAFTER_PREFIX = "drafter."
 
 
 class AdaptedModel(Record, frozen=True):
     """`weights` says where each tensor lies in `weights.bin`; `tied` maps a parameter to the
     tensor that holds it where that has another name: that of the parameter it shares, of the
-    drafter's own copy, or of the drafter's tensor that the verifier's graphs make features with.
+    drafter's own copy, or of the drafter's tensor that the verifier's graphs compute with.
     """
 
     model: ModelInfo
@@ -63,6 +61,7 @@ def adapt_loaded(loaded: Loaded, operators: Operators, max_depth: int) -> Adapte
         loaded.formats,
         loaded.activations,
         loaded.taps,
+        loaded.medusa,
     )
 
 
@@ -86,7 +85,10 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
     tensors = _tensors(adapted, loaded, context.checkpoint, ())
     num_tensors = _num_parameters(adapted)
     if loaded.drafter is not None:
-        small = adapt_loaded(loaded.drafter, operators, config.max_depth)
+        if loaded.medusa is not None:
+            small = adapt_medusa(loaded.medusa, operators)
+        else:
+            small = adapt_loaded(loaded.drafter, operators, config.max_depth)
         check_caches(loaded.drafter.kv_dtype, small.kv_layers)
         if config.self_layers is not None:
             tied = drafter_names(small, loaded.drafter, adapted, loaded)
@@ -108,6 +110,9 @@ def run(context: Context, out: Path, loaded: Loaded) -> AdaptedModel:
     verifier_tied = adapted.tied
     if adapted.fuse is not None:
         verifier_tied = verifier_tied | {"fuse.weight": f"{DRAFTER_PREFIX}{FUSE}"}
+    if adapted.medusa is not None:
+        names = [name for name, _ in adapted.medusa.named_parameters()]
+        verifier_tied = verifier_tied | {f"medusa.{n}": f"{DRAFTER_PREFIX}{n}" for n in names}
     if loaded.drafter is not None:
         context.drafter_checkpoint.release()
         slots = config.most_draft_rows

@@ -90,12 +90,13 @@ def _check_against_eager(
     prompt: list[int],
 ) -> float:
     """Largest difference of a logit, as a share of the largest, of the verifier and of a model
-    that drafts, and of a value that a head reads; raises StageError above the tolerance.
+    that drafts, and of a value that a head reads or, as Medusa's, gives; raises StageError above
+    the tolerance.
     """
     graphs, draft, storage = bound.graphs, bound.draft, bound.storage
     chain = _chain(prompt, graphs.row_counts[-1])
     _, logits, hidden, _ = graphs.verify(graphs.new_cache(), chain, 0)
-    reads = draft is not None and draft.feature_size > 0
+    reads = loaded.medusa is not None or (draft is not None and draft.feature_size > 0)
     outputs = {"logit": logits, "feature": hidden} if reads else {"logit": logits}
     difference = _compare(context, loaded, adapted, storage, chain, outputs)
     if draft is not None and loaded.drafter is not None and adapted.drafter is not None:

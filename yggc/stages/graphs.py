@@ -69,7 +69,8 @@ def graph_jobs(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[
     drafts.
     """
     jobs = _model_jobs(context, context.config.graph_rows, loaded, adapted)
-    if loaded.drafter is not None and adapted.drafter is not None:
+    # Medusa heads are part of the verifier's.
+    if loaded.drafter is not None and adapted.drafter is not None and loaded.medusa is None:
         rows = context.config.draft_graph_rows
         jobs += _model_jobs(context, rows, loaded.drafter, adapted.drafter)
     return jobs
@@ -98,6 +99,7 @@ def _model_jobs(
             transformers_version=version("transformers"),
             compiler_digest=compiler_digest(),
             taps=loaded.taps,
+            medusa=loaded.medusa,
         )
         for name, one in rows.items()
     ]
@@ -204,8 +206,8 @@ def _bind(context: Context, loaded: Loaded, adapted: AdaptedModel, path: Path) -
     operators = load_library(context.library.path, context.library.namespace)
     verifier = [part for part in parts if part[0].kind in VERIFIER_KINDS]
     graphs, draft = AotGraphs(adapted.model, verifier, operators), None
-    if adapted.drafter is not None:
-        small = [part for part in parts if part[0].kind in DRAFTER_KINDS]
+    small = [part for part in parts if part[0].kind in DRAFTER_KINDS]
+    if adapted.drafter is not None and small:
         draft = AotDraftGraphs(adapted.drafter.model, small, operators)
     return BoundGraphs(graphs, draft, tuple(spec for spec, _, _ in parts), storage)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from yggc.config import BuildConfig, resolve_for_model
 from yggc.context import Context
-from yggc.heads import HEAD_3, Taps, heads_for, is_head
+from yggc.heads import HEAD_3, MEDUSA, Medusa, Taps, heads_for, is_head
 from yggc.models.checkpoint import Checkpoint, context_limit, empty_model
 from yggc.models.drafter import (
     check_same_tokens,
@@ -58,6 +58,19 @@ class Loaded(Record, frozen=True):
             layers=tuple(head.config["taps"]),
             form=head.formats.get(FUSE, head.dtype),
             integer=head.activations == "int8",
+        )
+
+    @property
+    def medusa(self) -> Medusa | None:
+        """The drafter's part in this verifier's graphs, if it is Medusa heads."""
+        heads = self.drafter
+        if heads is None or heads.config["model_type"] != MEDUSA:
+            return None
+        return Medusa(
+            config=heads.config,
+            dtype=heads.dtype,
+            formats=heads.formats,
+            integer=heads.activations == "int8",
         )
 
 

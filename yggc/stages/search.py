@@ -24,11 +24,12 @@ from yggc.stages.profile import Profile
 from yggrt.core.schema import LookaheadDrafter as LookaheadParameters
 from yggrt.core.schema import ModelDrafter, Record, Schedule
 from yggrt.core.schema import NgramDrafter as NgramParameters
-from yggrt.core.search import model_trees, window_trees
+from yggrt.core.search import trees_for, window_trees
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.calibrate import Recording, calibrate_ngram, held_out
 from yggrt.drafters.calibrate_eagle import calibrate_eagle
 from yggrt.drafters.calibrate_lm import calibrate_lm
+from yggrt.drafters.calibrate_medusa import calibrate_medusa
 from yggrt.drafters.joined import joined_folds
 from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import DEFAULT_PARAMETERS, NgramDrafter
@@ -42,6 +43,7 @@ from yggrt.scheduling import (
     measured_costs,
     model_costs,
     record_answers,
+    with_answer_hidden,
     with_hidden,
 )
 from yggrt.text import Text
@@ -108,18 +110,19 @@ def run(
         shipped = LookaheadParameters()
         folds = [(LookaheadDrafter(), recordings)]
         given = window_trees(config.buckets) if given is None else given
-    elif bound.draft is None:
+    elif loaded.drafter is None:
         shipped = calibrate_ngram(recordings)
         folds = held_out(shipped, recordings)
     else:
         with context.reporter.stage("calibrate drafter"):
-            shipped, folds = _calibrate_model(context, loaded, bound, recordings)
+            model, folds = _calibrate_model(context, loaded, loaded.drafter, bound, recordings)
+        shipped = model
         if config.joins_ngram:
             ngram = calibrate_ngram(recordings)
             folds = [fold for one, few in folds for fold in joined_folds(one, ngram, few)]
         costs = model_costs(costs, run, table.draft_step)
         if given is None:
-            given = model_trees(config.drafter_widths, config.buckets, config.max_depth)
+            given = trees_for(model, config.drafter_widths, config.buckets, config.max_depth)
     with context.reporter.stage("search trees") as progress:
         schedule = find_schedule(
             bound.graphs,
@@ -138,23 +141,30 @@ def run(
 
 
 def _calibrate_model(
-    context: Context, loaded: Loaded, bound: BoundGraphs, recordings: Sequence[Recording]
+    context: Context,
+    loaded: Loaded,
+    drafter: Loaded,
+    bound: BoundGraphs,
+    recordings: Sequence[Recording],
 ) -> tuple[ModelDrafter, list[Fold]]:
     """The parameters of a model that drafts, measured on the recordings that are not replayed
     where there are enough, and what to replay: it runs the model's graphs.
     """
-    graphs, depth = bound.draft, context.config.max_depth
-    assert graphs is not None
-    assert loaded.drafter is not None
+    graphs, draft, depth = bound.graphs, bound.draft, context.config.max_depth
     few, others = recordings[:NUM_REPLAYED], recordings[NUM_REPLAYED:] or recordings
-    vocab_size = loaded.config["vocab_size"]
+    vocab_size, draft_ids = loaded.config["vocab_size"], drafter.draft_ids
     parameters: ModelDrafter
-    if graphs.feature_size:
-        few, others = with_hidden(bound.graphs, few), with_hidden(bound.graphs, others)
-        parameters = calibrate_eagle(graphs, others, loaded.drafter.draft_ids, depth)
+    if draft is None:
+        # The logits of all heads are large: one recording's at a time.
+        streamed = with_answer_hidden(graphs, others)
+        parameters = calibrate_medusa(streamed, drafter.config["num_heads"], draft_ids)
+        few = list(with_answer_hidden(graphs, few))
+    elif draft.feature_size:
+        few, others = with_hidden(graphs, few), with_hidden(graphs, others)
+        parameters = calibrate_eagle(draft, others, draft_ids, depth)
     else:
-        parameters = calibrate_lm(graphs, others, vocab_size, depth)
-    return parameters, [(model_drafter(graphs, parameters, vocab_size), few)]
+        parameters = calibrate_lm(draft, others, vocab_size, depth)
+    return parameters, [(model_drafter(graphs, draft, parameters, vocab_size), few)]
 
 
 def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> list[list[int]]:

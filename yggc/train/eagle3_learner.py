@@ -16,14 +16,13 @@ import torch
 from yggc.errors import SourceError
 from yggc.heads import are_layers
 from yggc.models.checkpoint import Checkpoint
-from yggc.models.eagle import HeadConfig
 from yggc.models.eagle3 import Eagle3Config, Eagle3ForCausalLM, head3_config, published_taps
 from yggc.train.batches import Batch, first_batches
 from yggc.train.card import About
 from yggc.train.cross_entropy import TrainedHeadCrossEntropy, first_choices
 from yggc.train.eagle import Frozen, Rejections, unroll
 from yggc.train.eagle_learner import FIT_TOKENS, SCALE_ROWS, HeadOptions, padded
-from yggc.train.head import read_head, write_head
+from yggc.train.head import AnyHeadConfig, read_head, write_head
 from yggc.train.initial import add_of_embedding, new_head, ridge_regression, take_over, tap_scale
 from yggc.train.learner import Loss
 from yggc.train.run import Setting
@@ -40,8 +39,9 @@ class Eagle3Options(HeadOptions):
     """
 
     kind: ClassVar[str] = "eagle3"
-    head: ClassVar[type[HeadConfig]] = Eagle3Config
+    head: ClassVar[type[AnyHeadConfig]] = Eagle3Config
 
+    detach: bool = False
     taps: tuple[int, ...] = ()
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -98,7 +98,8 @@ class Eagle3Options(HeadOptions):
             add_of_embedding(model, fitted[:, : config.hidden_size])
         else:
             first = read_head(self.first)
-            take_over(model, model.fc, first, scale, str(self.first), draft_ids)
+            take_over(model, first, str(self.first), draft_ids)
+            model.fc.weight.data /= scale
         return Eagle3Learner(model, frozen, draft_ids, scale, self, setting.identity)
 
 
@@ -161,7 +162,7 @@ class Eagle3Learner:
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces the head in the folder."""
         config = self.model.config
-        write_head(folder, config, weights, self.draft_ids, self._scale, self._verifier)
+        write_head(folder, config, weights, self.draft_ids, self._verifier, self._scale)
 
     def about(self, num_parameters: int) -> About:
         """What the head's card says of it."""

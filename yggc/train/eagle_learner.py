@@ -11,12 +11,12 @@ import torch
 
 from yggc.errors import SourceError
 from yggc.models.checkpoint import Checkpoint
-from yggc.models.eagle import EagleConfig, EagleForCausalLM, HeadConfig, head_config
+from yggc.models.eagle import EagleConfig, EagleForCausalLM, head_config
 from yggc.models.shards import SINGLE
 from yggc.train.batches import Batch, first_batches
 from yggc.train.card import About
 from yggc.train.eagle import Frozen, LossWeights, losses, unroll
-from yggc.train.head import read_head, write_head
+from yggc.train.head import AnyHeadConfig, read_head, write_head
 from yggc.train.initial import embedding_scale, new_head, ridge_regression, take_over
 from yggc.train.learner import Loss
 from yggc.train.run import Setting, TrainOptions
@@ -31,21 +31,22 @@ FIT_TOKENS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(TrainOptions):
-    """What the commands that train heads add. `first`: the folder of a head to begin with."""
+    """What the commands that train heads add. num_steps: tokens that a draft is trained for.
+    `first`: the folder of a head to begin with.
+    """
 
-    head: ClassVar[type[HeadConfig]]
+    head: ClassVar[type[AnyHeadConfig]]
 
     draft_vocab: int = 8192
     num_steps: int = 4
     decay: float = 0.8
-    detach: bool = False
     first: Path | None = None
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuses a first head that cannot be read, or is of another kind."""
         self.first_config()
 
-    def first_config(self) -> HeadConfig | None:
+    def first_config(self) -> AnyHeadConfig | None:
         """Of the head to begin with; SourceError if it is none of this kind."""
         config = None if self.first is None else read_head(self.first).config
         if config is not None and not isinstance(config, self.head):
@@ -72,8 +73,9 @@ class EagleOptions(HeadOptions):
     """What `yggc train eagle` adds."""
 
     kind: ClassVar[str] = "eagle"
-    head: ClassVar[type[HeadConfig]] = EagleConfig
+    head: ClassVar[type[AnyHeadConfig]] = EagleConfig
 
+    detach: bool = False
     feature_weight: float = 1.0
     token_weight: float = 1.0
     noise: float = 0.0
@@ -100,7 +102,8 @@ class EagleOptions(HeadOptions):
         else:
             factors = fc_scale(scale, config.hidden_size)
             first = read_head(self.first)
-            take_over(model, model.fc, first, factors, str(self.first), draft_ids)
+            take_over(model, first, str(self.first), draft_ids)
+            model.fc.weight.data /= factors.to(verifier.device)
         return EagleLearner(model, frozen, draft_ids, self, setting.identity)
 
     @property
@@ -164,7 +167,7 @@ class EagleLearner:
     def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces the head in the folder."""
         scale = fc_scale(self._frozen.scale, self.model.config.hidden_size)
-        write_head(folder, self.model.config, weights, self.draft_ids, scale, self._verifier)
+        write_head(folder, self.model.config, weights, self.draft_ids, self._verifier, scale)
 
     def about(self, num_parameters: int) -> About:
         """What the head's card says of it."""

@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 from yggc.errors import RecipeError, SourceError
 from yggc.models.eagle3 import Eagle3Config
 from yggc.models.head_layouts import MEMBERS, OFFSETS
+from yggc.models.medusa import MedusaConfig
 from yggc.train.head import Head, read_head, replace_model
 
 # Whose configuration the fields are.
@@ -34,9 +35,12 @@ def export_head(folder: Path, output: Path, verifier: str, num_drafted: int) -> 
     """
     head = read_head(folder)
     if not isinstance(head.config, Eagle3Config):
+        why = "an EAGLE head with a norm before its layer"
+        if isinstance(head.config, MedusaConfig):
+            why = "one of Medusa heads"
         raise SourceError(
-            f"{folder}: is an EAGLE head with a norm before its layer, which the layout of "
-            "speculators has no place for, wanted an EAGLE-3 head",
+            f"{folder}: is {why}, which the layout of speculators has no place for, wanted an "
+            "EAGLE-3 head",
             "train one with `yggc train eagle3`",
         )
     if output.exists():

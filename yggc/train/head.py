@@ -1,9 +1,9 @@
 """A trained head as a folder: its configuration, its own weights, the ids it drafts.
 
 `model.safetensors` holds what was trained under the model's names in bfloat16, `fc` and the
-decoder layer and for EAGLE-3 a norm and an output head, and `draft_ids` (int64, ascending): logit
-i of the head is that of token draft_ids[i]. What is the verifier's is not in it; `config.json`
-says which verifier.
+decoder layer and for EAGLE-3 a norm and an output head, for Medusa the heads, and `draft_ids`
+(int64, ascending): logit i of the head is that of token draft_ids[i]. What is the verifier's is
+not in it; `config.json` says which verifier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -25,12 +25,14 @@ from yggc.errors import SourceError, StageError
 from yggc.models.eagle import EagleConfig, HeadConfig
 from yggc.models.eagle3 import Eagle3Config
 from yggc.models.head_layouts import DRAFT_IDS
+from yggc.models.medusa import MedusaConfig
 from yggc.models.shards import SINGLE
 from yggc.models.source import ResolvedSource
 
 CONFIG = "config.json"
-_KINDS: dict[str, type[HeadConfig]] = {
-    kind.model_type: kind for kind in (EagleConfig, Eagle3Config)
+AnyHeadConfig: TypeAlias = HeadConfig | MedusaConfig
+_KINDS: dict[str, type[AnyHeadConfig]] = {
+    kind.model_type: kind for kind in (EagleConfig, Eagle3Config, MedusaConfig)
 }
 
 
@@ -38,7 +40,7 @@ _KINDS: dict[str, type[HeadConfig]] = {
 class Head:
     """What `read_head` finds. `verifier` is the record that `describe_verifier` made."""
 
-    config: HeadConfig
+    config: AnyHeadConfig
     weights: Mapping[str, torch.Tensor]
     draft_ids: torch.Tensor
     verifier: Mapping[str, Any]
@@ -57,18 +59,19 @@ def describe_verifier(source: ResolvedSource) -> dict[str, Any]:
 
 def write_head(
     folder: Path,
-    config: HeadConfig,
+    config: AnyHeadConfig,
     weights: Mapping[str, torch.Tensor],
     draft_ids: torch.Tensor,
-    fc_scale: torch.Tensor,
     verifier: Mapping[str, Any],
+    fc_scale: torch.Tensor | None = None,
 ) -> None:
     """Replaces the folder's head, weights last; each file is whole or as it was.
 
     fc_scale: what the inputs of `fc` were multiplied by in training; `fc` takes it over.
     """
     stored = {name: one.detach().float().cpu().clone() for name, one in weights.items()}
-    stored["fc.weight"] *= fc_scale.cpu()
+    if fc_scale is not None:
+        stored["fc.weight"] *= fc_scale.cpu()
     tensors = {name: one.to(torch.bfloat16).contiguous() for name, one in stored.items()}
     tensors[DRAFT_IDS] = draft_ids.cpu()
     fields = {**config.to_dict(), "dtype": "bfloat16", "verifier": dict(verifier)}
@@ -89,8 +92,8 @@ def read_head(folder: Path) -> Head:
         draft_ids = weights.pop(DRAFT_IDS)
     except Exception as error:  # JSON, safetensors and the configuration fail each in its own way
         raise SourceError(
-            f"{folder}: is no EAGLE head: {' '.join(str(error).split())[:200]}",
-            "give a folder that `yggc train eagle` or `yggc train eagle3` wrote",
+            f"{folder}: is no trained head: {' '.join(str(error).split())[:200]}",
+            "give a folder that `yggc train` wrote for a head",
         ) from error
     if len(draft_ids) != config.draft_vocab_size:
         raise SourceError(

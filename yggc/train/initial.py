@@ -74,16 +74,32 @@ def ridge_regression(
     """The matrix [wanted's size, inputs' size] of the ridge regression from `inputs` to `wanted`,
     over the responses: float32.
     """
-    gram = cross = torch.zeros((), dtype=torch.float64, device=device)
+    return ridge_regressions(parts, features, [inputs], wanted, device)[0]
+
+
+@torch.no_grad()
+def ridge_regressions(
+    parts: Sequence[Sequence[Row]],
+    features: Features,
+    inputs: Sequence[Columns],
+    wanted: Columns,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """As `ridge_regression` from each of `inputs`, in one pass over the text."""
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    grams, crosses = [zero] * len(inputs), [zero] * len(inputs)
     for rows in parts:
         batch = collate(rows, features, device)
-        given, made = (
-            find(batch)[:, -batch.num_queries :][batch.valid].float() for find in (inputs, wanted)
-        )
-        gram = gram + (given.T @ given).double()
-        cross = cross + (given.T @ made).double()
-    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), device=device)
-    return torch.linalg.solve(gram + ridge, cross).T.float()
+        made = wanted(batch)[:, -batch.num_queries :][batch.valid].float()
+        for i, find in enumerate(inputs):
+            given = find(batch)[:, -batch.num_queries :][batch.valid].float()
+            grams[i] = grams[i] + (given.T @ given).double()
+            crosses[i] = crosses[i] + (given.T @ made).double()
+    found = []
+    for gram, cross in zip(grams, crosses, strict=True):
+        ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), device=device)
+        found.append(torch.linalg.solve(gram + ridge, cross).T.float())
+    return found
 
 
 @torch.no_grad()
@@ -116,19 +132,12 @@ def add_of_embedding(model: Eagle3ForCausalLM, matrix: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def take_over(
-    model: HeadForCausalLM,
-    fc: torch.nn.Linear,
-    head: Head,
-    scale: torch.Tensor,
-    name: str,
-    draft_ids: torch.Tensor,
-) -> None:
-    """Sets the weights to those of `head`, read from `name`; `scale` multiplies the inputs of
-    `fc`, the model's, in training. Rows of an output head that is the model's own are those of
-    `draft_ids`: ids that `head` does not draft keep theirs. SourceError if they do not fit.
+def take_over(model: torch.nn.Module, head: Head, name: str, draft_ids: torch.Tensor) -> None:
+    """Sets the weights to those of `head`, read from `name`. Rows of an output head that is the
+    model's own are those of `draft_ids`: ids that `head` does not draft keep theirs. SourceError
+    if they do not fit.
     """
-    output = model.lm_head.weight
+    output = model.get_parameter("lm_head.weight")
     common = torch.isin(draft_ids, head.draft_ids)
     places = torch.searchsorted(head.draft_ids, draft_ids[common])
     for key, parameter in trained_parameters(model).items():
@@ -143,4 +152,3 @@ def take_over(
             parameter[common.to(parameter.device)] = found[places].to(parameter)
         else:
             parameter.copy_(found)
-    fc.weight /= scale.to(fc.weight.device)

@@ -12,7 +12,9 @@ from yggrt.core.schema import (
     VERIFIER_KINDS,
     EagleDrafter,
     GraphSpec,
+    HeadDrafter,
     Manifest,
+    MedusaDrafter,
     ModelDrafter,
     ModelInfo,
 )
@@ -167,18 +169,31 @@ def _model_problems(manifest: Manifest) -> Iterator[str]:
     if drafts != (manifest.drafter is not None):
         found = "is" if drafts else "is not"
         yield f"the drafter of the schedule {found} a model, that of the manifest is not likewise"
-    if manifest.drafter is not None:
+    if manifest.drafter is not None and isinstance(drafter, HeadDrafter):
+        yield from _head_problems(manifest, manifest.drafter, drafter)
+    if isinstance(drafter, MedusaDrafter):
+        yield from _medusa_problems(manifest, drafter)
+    elif manifest.drafter is not None:
         yield from _one_model_problems(manifest, manifest.drafter, DRAFTER_KINDS)
         widths = [graph.max_rows for graph in manifest.graphs if graph.kind == "draft"]
         if 1 not in widths:
             yield f"the drafter has graphs for {widths} nodes, none for one"
-        if isinstance(drafter, EagleDrafter):
-            yield from _head_problems(manifest, manifest.drafter, drafter)
     elif any(graph.kind in DRAFTER_KINDS for graph in manifest.graphs):
         yield "the manifest has graphs of a drafter and no drafter"
 
 
-def _head_problems(manifest: Manifest, head: ModelInfo, drafter: EagleDrafter) -> Iterator[str]:
+def _medusa_problems(manifest: Manifest, drafter: MedusaDrafter) -> Iterator[str]:
+    """Heads that are part of the verifier's graphs."""
+    wanted = drafter.num_heads * len(drafter.token_ids or range(manifest.model.vocab_size))
+    for graph in manifest.graphs:
+        if graph.kind in DRAFTER_KINDS:
+            yield f"graph {graph.name!r} is a drafter's, and Medusa heads have none of their own"
+        found = [spec.shape[1:] for spec in graph.outputs if spec.name == "hidden"]
+        if found != [(wanted,)]:
+            yield f"graph {graph.name!r} gives {found} as logits of heads, wanted {[(wanted,)]}"
+
+
+def _head_problems(manifest: Manifest, head: ModelInfo, drafter: HeadDrafter) -> Iterator[str]:
     model, ids = manifest.model, drafter.token_ids
     if head.hidden_size != model.hidden_size:
         yield f"the head reads {head.hidden_size} values, the verifier gives {model.hidden_size}"
@@ -188,7 +203,7 @@ def _head_problems(manifest: Manifest, head: ModelInfo, drafter: EagleDrafter) -
         yield f"the head's token ids are not different ids in 0..{model.vocab_size - 1}"
     for graph in manifest.graphs:
         reads = any(spec.name == "features" for spec in graph.inputs)
-        if reads != (graph.kind in DRAFTER_KINDS):
+        if reads != (graph.kind in DRAFTER_KINDS and isinstance(drafter, EagleDrafter)):
             found = "reads" if reads else "lacks"
             yield f"graph {graph.name!r} of kind {graph.kind} {found} features"
 

@@ -20,7 +20,8 @@ class PassOutput(NamedTuple):
     """Outputs of one pass, one entry per row that was asked for (never the padding).
 
     ids: the verifier's most likely next token after each row, lowest id on ties.
-    logits: [rows, vocab] float32. hidden: [rows, d] float32, what a head reads of the row.
+    logits: [rows, vocab] float32. hidden: [rows, d] float32, what a head reads of the row, or what
+    Medusa heads say of it.
     hazards: [rows, D_max] float32.
     """
 
@@ -65,7 +66,7 @@ class Graphs(Protocol):
     def prefill(self, cache: KvCache, tokens: Sequence[int], length: int) -> PassOutput:
         """Runs a chain of tokens, at most the last of `prefill_buckets`, at slots `length..`;
         pads to the next bucket and gives the outputs of the last token alone, but `hidden` of
-        all."""
+        all, unless it is what Medusa heads say."""
         ...
 
     def commit(self, cache: KvCache, length: int, path: Sequence[int]) -> None:

@@ -14,9 +14,11 @@ from yggrt.core.errors import BundleError
 
 FORMAT_VERSION = 5
 # Version 1 lacked what has a default in ModelInfo, version 2 what has one anywhere else, version 3
-# the EAGLE head and a second drafter, version 4 the depth predictor.
+# the EAGLE head and a second drafter, version 4 Medusa heads and the depth predictor.
 READABLE_VERSIONS = (1, 2, 3, 4, 5)
 NUM_EVIDENCE = 6
+# Begins the names of weights that a model that drafts has for itself.
+DRAFTER_PREFIX = "drafter."
 
 GraphKind = Literal["verify", "prefill", "draft", "draft_prefill"]
 # The kinds of each model's graphs, and those that give the outputs of one row alone.
@@ -240,12 +242,12 @@ class LmDrafter(Record, frozen=True, tag="lm", tag_field="kind"):
             raise ValueError(f"temperatures are {self.temperatures}, wanted positive numbers")
 
 
-class EagleDrafter(Record, frozen=True, tag="eagle", tag_field="kind"):
-    """A head over the verifier's features, which its graphs give as hidden. `temperatures` as for
-    LmDrafter; `coverage[d]`: measured share of the verifier's choices at depth d + 1 that the head
-    has logits for, the last for deeper ones. `token_ids`: the verifier's id of each logit, empty
-    if they are the verifier's own. `agreement`: measured share of positions at which its most
-    likely token was the verifier's choice, over `num_positions` of them.
+class HeadDrafter(Record, frozen=True):
+    """What drafting heads have in common. `temperatures` as for LmDrafter; `coverage[d]`: measured
+    share of the verifier's choices at depth d + 1 that the head has logits for, the last for
+    deeper ones. `token_ids`: the verifier's id of each logit, empty if they are the verifier's
+    own. `agreement`: measured share of positions at which its most likely token was the verifier's
+    choice, over `num_positions` of them.
     """
 
     temperatures: tuple[float, ...]
@@ -261,11 +263,33 @@ class EagleDrafter(Record, frozen=True, tag="eagle", tag_field="kind"):
             raise ValueError(f"coverage is {self.coverage}, wanted numbers in 0..1")
 
 
+class EagleDrafter(HeadDrafter, frozen=True, tag="eagle", tag_field="kind"):
+    """A head over the verifier's features, which its graphs give as hidden."""
+
+
+class MedusaDrafter(HeadDrafter, frozen=True, tag="medusa", tag_field="kind"):
+    """Heads in the verifier's graphs, which give the logits of all of them as hidden, one head's
+    after those of the head before. Head d predicts depth d + 1 and has the d-th of `temperatures`
+    and of `coverage`.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.coverage) != len(self.temperatures):
+            raise ValueError(
+                f"{len(self.coverage)} heads have coverage, wanted {len(self.temperatures)}"
+            )
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.temperatures)
+
+
 class LookaheadDrafter(Record, frozen=True, tag="lookahead", tag_field="kind"):
     """n-grams of the verifier's guesses at several positions at once: nothing is stored."""
 
 
-ModelDrafter = LmDrafter | EagleDrafter
+ModelDrafter = LmDrafter | EagleDrafter | MedusaDrafter
 
 
 class Plan(Record, frozen=True):
@@ -409,7 +433,7 @@ class Schedule(Record, frozen=True):
     """
 
     tree: str
-    drafter: NgramDrafter | LmDrafter | EagleDrafter | LookaheadDrafter
+    drafter: NgramDrafter | LmDrafter | EagleDrafter | MedusaDrafter | LookaheadDrafter
     rest_s: float
     buckets: tuple[int, ...]
     candidates: tuple[Candidate, ...]

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from yggrt.core.schema import Candidate, Plan, TreeSpec
+from yggrt.core.schema import Candidate, MedusaDrafter, ModelDrafter, Plan, TreeSpec
+from yggrt.core.spec import parse_tree_spec
 
 PLAIN = "plain"
 WIDTHS = (1, 2, 4, 8)
@@ -134,12 +135,23 @@ def first_trees(buckets: Sequence[int]) -> list[TreeSpec]:
     ]
 
 
+def trees_for(
+    drafter: ModelDrafter, widths: Sequence[int], buckets: Sequence[int], max_depth: int
+) -> list[TreeSpec]:
+    """The trees to try with a model that drafts; `widths` are those of its graphs."""
+    if isinstance(drafter, MedusaDrafter):
+        # Beside trees as deep as there are heads, for each bucket the one of Medusa's order.
+        fixed = [parse_tree_spec(f"medusa:nodes={rows - 1}") for rows in buckets if rows > 1]
+        return [*model_trees(WIDTHS, buckets, drafter.num_heads), *fixed]
+    return model_trees(widths, buckets, max_depth)
+
+
 def model_trees(widths: Sequence[int], buckets: Sequence[int], max_depth: int) -> list[TreeSpec]:
     """Plain decoding, chains, and equal-growth trees of every width that a draft graph has, to
     `max_depth`. The engine verifies as much of a tree as pays, so each may fill the largest
     bucket."""
     trees = [TreeSpec(policy="plain")]
-    for depth in (depth for depth in DEPTHS if depth <= max_depth):
+    for depth in sorted({max_depth, *(depth for depth in DEPTHS if depth < max_depth)}):
         for width in widths:
             rows = min(buckets[-1], 1 + width * depth)
             if rows > 1:

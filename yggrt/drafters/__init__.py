@@ -73,9 +73,10 @@ class Drafter(Protocol):
         return
 
     def observe(self, first: int, hidden: torch.Tensor, rows: Sequence[int]) -> None:
-        """Tells the hidden states that the verifier's graphs gave of the context's tokens from
-        `first` on: rows `rows` of `hidden` [n, d] float32. Told once the verifier has run the
-        tokens, before or after they are committed, and always before the next tree."""
+        """Tells what the verifier's graphs gave as hidden of the context's tokens from `first` on:
+        rows `rows` of `hidden` [n, d] float32. Told once the verifier has run the tokens, before
+        or after they are committed, and always before the next tree; of a prefill maybe its last
+        token alone."""
         return
 
     def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:

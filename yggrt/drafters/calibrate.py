@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 class Recording(NamedTuple):
     """Prompt ids and the ids that plain decoding emitted after them; `hidden` [n, d]: what
-    the verifier's graphs gave so of each of these tokens but the last, None if nobody reads it.
+    the verifier's graphs gave so of these tokens but the last, or of the last n of them; None if
+    nobody reads it.
     """
 
     prompt: Sequence[int]

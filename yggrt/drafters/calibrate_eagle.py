@@ -59,14 +59,15 @@ def calibrate_eagle(
     first = samples[0]
     return schema.EagleDrafter(
         temperatures=fit_by_depth(samples),
-        coverage=_coverage(covered, reached),
+        coverage=coverage_by_depth(covered, reached),
         token_ids=token_ids,
         agreement=sum(one.agrees for one in first) / reached[0] if reached[0] else 0.0,
         num_positions=reached[0],
     )
 
 
-def _coverage(covered: Sequence[int], reached: Sequence[int]) -> tuple[float, ...]:
+def coverage_by_depth(covered: Sequence[int], reached: Sequence[int]) -> tuple[float, ...]:
+    """Of the positions that were reached at each depth the share that was covered."""
     shares: list[float] = []
     before = 1.0
     for num_covered, num_reached in zip(covered, reached, strict=True):
