@@ -27,7 +27,7 @@ from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
 from yggrt.core.consistency import check_manifest
 from yggrt.core.errors import BundleError
-from yggrt.core.schema import DepthPredictor, LookaheadDrafter, Manifest
+from yggrt.core.schema import DepthPredictor, LookaheadDrafter, Manifest, MedusaDrafter
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.calibrate import Recording
 from yggrt.graphs import AotGraphs
@@ -246,6 +246,10 @@ def test_trees_without_a_depth_to_choose_are_refused(built: Path) -> None:
         base_tree(msgspec.structs.replace(manifest, schedule=schedule), None)
     schedule = msgspec.structs.replace(manifest.schedule, drafter=LookaheadDrafter())
     with pytest.raises(RecipeError, match="drafter lookahead"):
+        base_tree(msgspec.structs.replace(manifest, schedule=schedule), None)
+    heads = MedusaDrafter(temperatures=(1.0,), coverage=(1.0,))
+    schedule = msgspec.structs.replace(manifest.schedule, drafter=heads)
+    with pytest.raises(RecipeError, match="Medusa heads draft in this bundle"):
         base_tree(msgspec.structs.replace(manifest, schedule=schedule), None)
 
 

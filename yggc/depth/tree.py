@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from yggc.errors import RecipeError
-from yggrt.core.schema import LookaheadDrafter, Manifest, TreeSpec
+from yggrt.core.schema import LookaheadDrafter, Manifest, MedusaDrafter, TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
 
 
@@ -18,6 +18,12 @@ def base_tree(manifest: Manifest, tree: str | None) -> TreeSpec:
             f"{name} is {format_tree_spec(spec)} and its drafter lookahead, which fills all its "
             "rows in every pass, wanted a drafter that grows a tree level by level",
             "build with another --drafter",
+        )
+    if isinstance(manifest.schedule.drafter, MedusaDrafter):
+        raise RecipeError(
+            "Medusa heads draft in this bundle, at no cost that depends on the depth, wanted a "
+            "drafter that runs for every level",
+            "nothing is lost: what a pass verifies is chosen in every pass anyway",
         )
     if spec.policy not in ("egt", "sequence"):
         raise RecipeError(
