@@ -582,6 +582,7 @@ def compare(
     from yggc.compare.report import markdown
     from yggc.compare.run import Request
     from yggc.compare.run import compare as run_comparison
+    from yggc.report_page.output import write_page
 
     request = Request(
         bundles=tuple(files),
@@ -602,11 +603,11 @@ def compare(
         )
     report["command"] = shlex.join(["yggc", *sys.argv[1:]])
     page = markdown(report, report["command"])
-    if output is not None:
-        output.write_text(page)
     if busy := warning(report["busy_share"]):
         warn(busy)
     print(json.dumps(report) if as_json else page)
+    if output is not None:
+        write_page(output, page)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 

@@ -21,7 +21,8 @@ from yggc.errors import RecipeError
 from yggc.heads import is_head_folder, is_medusa_folder
 from yggc.host import default_work_dir, usable_cores
 from yggrt.core.errors import RequestError
-from yggrt.core.schema import GraphKind
+from yggrt.core.plans import DraftKind, why_not_run
+from yggrt.core.schema import GraphKind, Plan
 from yggrt.core.spec import draft_steps, parse_tree_spec
 from yggrt.memory import available_memory_bytes
 
@@ -231,6 +232,13 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                     "name a model with --drafter, or leave it out",
                 )
 
+    @property
+    def _draft_kind(self) -> DraftKind:
+        """What drafts, as plans see it; a model that is not here may be a head."""
+        if not self.has_draft_model or is_medusa_folder(Path(self.draft_model)):
+            return "none"
+        return "eagle" if is_head_folder(Path(self.draft_model)) else "lm"
+
     def _check_tree(self) -> None:
         if self.tree == "auto":
             return
@@ -246,6 +254,11 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         expanded = sum(draft_steps(spec))
         medusa = is_medusa_folder(Path(self.draft_model))
+        if spec.plan != Plan() and (why := why_not_run(spec, self._draft_kind)):
+            raise RecipeError(
+                f"tree {self.tree!r}: its plan cannot be run: {why}",
+                "leave it out, or see docs/objective.md for what there is",
+            )
         if self.has_draft_model and expanded > self.most_expanded and not medusa:
             raise RecipeError(
                 f"tree {self.tree!r} runs {expanded} nodes through the drafter, its graphs hold "

@@ -12,14 +12,15 @@ from yggrt.bundle import Bundle
 from yggrt.cache import Cache
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO
-from yggrt.core.schema import Candidate, Manifest, TreeSpec
+from yggrt.core.schema import Candidate, LookaheadDrafter, Manifest, MedusaDrafter, TreeSpec
 from yggrt.core.search import DEPTHS, WIDTHS, Replay, combine, plain_replay, search_schedule
 from yggrt.core.spec import format_tree_spec
 from yggrt.drafters import Noise
+from yggrt.drafters.calibrate import Recording
 from yggrt.gate import Gate, OpenGate, RunningGate
 from yggrt.loading import load_draft_graphs, load_parts
 from yggrt.policies import Room
-from yggrt.recordings import bundle_folds
+from yggrt.recordings import bundle_folds, with_needed_hidden
 from yggrt.replay import replay
 from yggrt.scheduling import Fold
 from yggrt.session import Parts
@@ -118,6 +119,17 @@ class Simulator:
         return left[0]
 
 
+def check_replayable(manifest: Manifest) -> None:
+    """Raises RequestError for a Lookahead bundle: what its window asks the verifier is no text,
+    so recordings do not have it."""
+    if isinstance(manifest.schedule.drafter, LookaheadDrafter):
+        raise RequestError(
+            "the bundle's drafter is lookahead, whose trees depend on what its window is answered",
+            "`yggrt bench --tree lookahead:...` measures them; another drafter's bundle can be "
+            "simulated",
+        )
+
+
 def simulator_of(
     bundle: Bundle,
     cache: Cache,
@@ -129,13 +141,18 @@ def simulator_of(
 ) -> Simulator:
     """Over the bundle's own recordings with drafters that do not know them, or over traces with
     the drafter that it ships."""
+    check_replayable(bundle.manifest)
     parts = load_parts(bundle, cache, num_threads=num_threads, mapped=True, on_note=on_note)
     if traces is None:
         draft = load_draft_graphs(bundle, cache)
         folds = bundle_folds(bundle, parts.graphs, float("inf"), progress, draft)
         noise = None
     else:
-        folds = [(parts.drafter, traces.recordings)]
+        recordings: Sequence[Recording] = traces.recordings
+        if isinstance(bundle.manifest.schedule.drafter, MedusaDrafter):
+            # The logits of all heads would make large files; one pass over the ids gives them.
+            recordings = with_needed_hidden(bundle.manifest, parts.graphs, recordings, None)
+        folds = [(parts.drafter, recordings)]
         noise = traces.noise
     if not any(len(one.output) > 1 for _, recordings in folds for one in recordings):
         raise RequestError(

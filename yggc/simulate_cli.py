@@ -62,21 +62,24 @@ def traces(
         )
 
     from yggc.compare.prompts import chosen_prompts
+    from yggc.simulate import check_replayable
     from yggc.traces import record, write
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
     from yggrt.core.spec import parse_tree_spec
     from yggrt.loading import load_draft_graphs, load_parts, open_session
+    from yggrt.sampling.params import SamplingParams
 
+    SamplingParams(temperature=temperature)
     cache = open_cache(None)
     with Bundle.open(file, cache=cache) as bundle:
+        check_replayable(bundle.manifest)
+        chosen = chosen_prompts(bundle, prompts or (), limit, prompt_tokens, max_tokens)
         parts = load_parts(bundle, cache, num_threads=threads, mapped=False, on_note=warn)
         session = open_session(bundle, parts, parse_tree_spec(bundle.manifest.schedule.tree))
-        chosen = chosen_prompts(bundle, prompts or (), limit, prompt_tokens, max_tokens)
         found = record(
             bundle,
             session,
-            parts.drafter,
             load_draft_graphs(bundle, cache),
             [ids for _, ids in chosen],
             max_tokens,
@@ -154,7 +157,7 @@ def simulate(
         )
         room = room_of(bundle.manifest, simulator.parts)
         for name in names:
-            some = settings_of(name, room)
+            some = [spec for spec in settings_of(name, room) if simulator.parts.holds(spec)]
             specs += some
             if not some:
                 note(f"{name}: no setting fits this bundle")

@@ -19,9 +19,7 @@ from safetensors.torch import save
 from yggrt.bundle import Bundle
 from yggrt.core.errors import RequestError
 from yggrt.core.passes import DraftGraphs
-from yggrt.drafters import Drafter
 from yggrt.drafters.calibrate import Recording
-from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.sampling.noise import KeyedNoise
 from yggrt.scheduling import with_hidden
 from yggrt.session import Session
@@ -47,7 +45,6 @@ class Traces:
 def record(
     bundle: Bundle,
     session: Session,
-    drafter: Drafter,
     draft: DraftGraphs | None,
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
@@ -57,16 +54,8 @@ def record(
     ignore_eos: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Traces:
-    """Decodes the prompts with the session's tree. `drafter`: the bundle's; `draft`: graphs of
-    the model that drafts, if one does.
-
-    Raises RequestError for a Lookahead bundle: what its window asks the verifier is no text.
-    """
-    if isinstance(drafter, LookaheadDrafter):
-        raise RequestError(
-            "the drafter is lookahead, whose trees depend on what its window was answered",
-            "`yggrt bench --tree lookahead:...` measures them",
-        )
+    """Decodes the prompts with the session's tree. `draft`: graphs of the model that drafts, if
+    one does."""
     recordings = []
     for number, prompt in enumerate(prompts, 1):
         progress(f"{number}/{len(prompts)}")

@@ -54,7 +54,7 @@ def bench_bundle(
     return {
         "bundle": manifest.name,
         "verifier": describe_verifier(manifest),
-        **report(measured, session.tree, weight_bytes, bandwidth),
+        **report(measured, weight_bytes, bandwidth),
         "num_tokens": num_tokens,
         "repeats": repeats,
         "busy_share": busy_share,

@@ -9,15 +9,11 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from yggrt.bench_runs import Conversation, Measured, Run, Turn
-from yggrt.core.schema import TreeSpec
-from yggrt.core.spec import format_tree_spec
 from yggrt.engine_stats import Promised
 from yggrt.interval import bootstrap_interval
 
 
-def report(
-    measured: Measured, tree: TreeSpec, weight_bytes: int, bandwidth: float
-) -> dict[str, Any]:
+def report(measured: Measured, weight_bytes: int, bandwidth: float) -> dict[str, Any]:
     """The measurement in JSON types; times in ms, `bandwidth` in bytes/s."""
     conversations = measured.conversations
     turns = [turn for one in conversations for turn in one.turns]
@@ -27,7 +23,8 @@ def report(
     return {
         "plain": _way([turn.plain for turn in turns], weight_bytes, bandwidth),
         "tree": {
-            "spec": format_tree_spec(tree),
+            # What the runs decoded with: a depth predictor has a tree of its own.
+            "spec": turns[0].tree[0].done.stats.tree,
             **_way([turn.tree for turn in turns], weight_bytes, bandwidth),
         },
         **_speedup(conversations),

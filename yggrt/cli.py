@@ -413,7 +413,7 @@ def bench(
                 progress=progress,
                 cancelled=interrupt.requested,
             )
-            report["digest"] = bundle.digest
+            report["digest"], report["drafter"] = bundle.digest, drafter
             if trace is not None and not report["interrupted"]:
                 write_trace(trace_bundle(session, bundle.manifest, chosen[0], max_tokens), trace)
     if left_out := report["num_turns_left_out"]:

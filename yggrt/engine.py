@@ -13,7 +13,7 @@ from yggrt.core.accept import Accepted, Choose, accept, greedy
 from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective, choose_num_rows, least_value
 from yggrt.core.passes import Graphs, KvCache, PassOutput, prefill_chunks
-from yggrt.core.plans import canonical, format_plan, why_invalid
+from yggrt.core.plans import why_not_run
 from yggrt.core.schema import TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec
 from yggrt.core.tree import TokenTree, clip_depth, join, prune
@@ -53,7 +53,8 @@ class Engine:
 
     `latency` gives the seconds of a verify pass by row count, one of the graphs', and length of
     the context, `draft_step` those of a growth step by the nodes that a model runs in it and the
-    context; `rest_s` is the time of a pass beside both. `objective` says what the choice of rows
+    context; `rest_s` is the time of a pass beside both, of which `draft_host_s` is spared where
+    nothing is drafted. `objective` says what the choice of rows
     maximises. `depth` chooses each pass's depth, up to that of `spec`; without it all have that.
     Raises RequestError if the graphs cannot hold the spec's verify rows, or the drafter its nodes.
     """
@@ -70,6 +71,7 @@ class Engine:
         objective: Objective = RATIO,
         draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
         depth: DepthChoice | None = None,
+        draft_host_s: float = 0.0,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -95,6 +97,7 @@ class Engine:
         self._sampler: Sampler = greedy
         self._latency, self._rest_s, self._objective = latency, rest_s, objective
         self._draft_step, self._draft_s = draft_step, 0.0
+        self._draft_host_s = draft_host_s
         self._depth = depth
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
@@ -187,7 +190,9 @@ class Engine:
         if self._plan.tail == "ahead" and tree.num_nodes > 1:
             self._drafter.run_tail(tree)
         start = self._ended("draft", start)
-        self._move_rows()
+        if self._unmoved is not None:
+            self._move_rows()
+            start = self._ended("commit", start)
         out = self._graphs.verify(self._cache, tree, self._length)
         self._drafter.learn(tree, out.ids)
         start = self._ended("verify", start)
@@ -291,14 +296,15 @@ class Engine:
             self._unmoved = None
 
     def _record(self, tree: TokenTree, accepted: Accepted, drafted: bool) -> None:
-        self.stats.record(tree, accepted, drafted, not self._gate.is_open, self._grown)
-        self._grown = ()
         expected = sum(tree.scores[1:])
+        gated = not self._gate.is_open
+        self.stats.record(tree, accepted, expected, drafted, gated, self._grown)
+        self._grown = ()
         self._gate.record(expected, len(accepted.path), self._cost(tree, drafted))
 
     def _cost(self, tree: TokenTree, drafted: bool) -> Cost:
         seconds = self._seconds_here()
-        plain_s = self._rest_s + seconds[1]
+        plain_s = self._rest_s - self._draft_host_s + seconds[1]
         if not plain_s:
             return Cost()
         rows = min(rows for rows in seconds if rows >= tree.num_nodes)
@@ -306,7 +312,7 @@ class Engine:
         if self._spec.policy == "lookahead":
             # Nothing is chosen by what it promises, so it is paid like a draft.
             return Cost(0.0, more)
-        draft_s = self._draft_s if drafted else 0.0
+        draft_s = self._draft_s + self._draft_host_s if drafted else 0.0
         return Cost(more, draft_s / plain_s)
 
     def _ended(self, stage: Stage, start: float) -> float:
@@ -320,12 +326,7 @@ class Engine:
 
 def _check_plan(spec: TreeSpec, drafter: Drafter) -> None:
     """Raises RequestError for a plan that this drafter has no use for, or that cannot run here."""
-    kind = "none" if spec.policy in ("plain", "lookahead") else drafter.draft_kind
-    wanted = canonical(spec.plan, kind)
-    why = why_invalid(wanted, kind, "cpu")
-    if why is None and wanted != spec.plan:
-        same = format_plan(wanted) or "the default"
-        why = f"here it is the same as {same}, since no model with rows of its own drafts"
+    why = why_not_run(spec, drafter.draft_kind)
     if why is not None:
         raise RequestError(
             f"tree {format_tree_spec(spec)}: its plan cannot be run: {why}",

@@ -94,11 +94,13 @@ class EngineStats:
         self,
         tree: TokenTree,
         accepted: Accepted,
+        expected: float,
         drafted: bool,
         gated: bool,
         grown: Sequence[TokenTree],
     ) -> None:
-        """Counts a pass that verified `tree`; `grown`: the trees of two drafters that it was
+        """Counts a pass that verified `tree`, of whose nodes `expected` were to be accepted by
+        their path probabilities; `grown`: the trees of two drafters that it was
         joined of, none where one drafts."""
         num_accepted = len(accepted.path)
         self.num_passes += 1
@@ -116,16 +118,14 @@ class EngineStats:
             self.accepted_first += first
             self.accepted_second += second
         if tree.num_nodes > 1:
-            self._record_tree(tree, accepted.path)
+            self._record_tree(tree.parents, accepted.path, expected)
 
-    def _record_tree(self, tree: TokenTree, path: Sequence[int]) -> None:
-        parents = tree.parents
+    def _record_tree(self, parents: Sequence[int], path: Sequence[int], expected: float) -> None:
         for row in path:
             self.ranks_histogram[parents[:row].count(parents[row])] += 1
         for row in (0, *path):
             if num_children := parents.count(row):
                 self.children_histogram[num_children] += 1
-        expected = sum(tree.scores[1:])
         step = int(expected / PROMISED_STEP)
         before = self.promised.get(step, Promised())
         self.promised[step] = Promised(

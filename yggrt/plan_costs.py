@@ -24,16 +24,16 @@ def stage_times(
     the same tree. `unseen_s`: seconds of a pass that a replay does not run."""
     num = replay.num_passes
     context = round(sum(at * count for (_, at), count in replay.passes.items()) / num)
-    roots, *more = draft_steps(spec)
+    steps = draft_steps(spec)
     default = draft_steps(msgspec.structs.replace(spec, plan=Plan()))
-    if spec.plan.tail == "ahead":
-        tail_s = draft_step(more[-1], context)
+    if spec.plan.tail == "ahead" and steps:
+        tail_s = draft_step(steps[-1], context)
     else:
         # The leaf runs with the root.
         tail_s = draft_step(2, context) - draft_step(1, context)
     return StageTimes(
-        head_s=draft_step(roots, context),
-        body_s=draft_step(default[-1], context) if spec.depth > 1 else 0,
+        head_s=draft_step(steps[0], context) if steps else 0,
+        body_s=draft_step(default[-1], context) if len(default) > 1 else 0,
         tail_s=tail_s,
         # Growing and pruning in Python, and accepting.
         prune_s=max(0, replay.host_s / num - sum(draft_step(one, context) for one in default)),
@@ -47,6 +47,7 @@ def stage_times(
 
 def plan_candidates(
     found: Candidate,
+    shaped: TreeSpec,
     replay: Replay,
     kind: DraftKind,
     latency: Latency,
@@ -54,11 +55,12 @@ def plan_candidates(
     unseen_s: float,
 ) -> list[Candidate]:
     """The tree of `found` under every other plan that verifies the same rows, time per token by
-    the periods of the plans. `replay` is the one that `found` was made of."""
+    the periods of the plans. `shaped` is that tree with its shape, `replay` the one that `found`
+    was made of."""
     tree = parse_tree_spec(found.tree)
 
     def seconds(plan: Plan) -> float:
-        spec = msgspec.structs.replace(tree, plan=plan)
+        spec = msgspec.structs.replace(shaped, plan=plan)
         times = stage_times(spec, replay, latency, draft_step, unseen_s)
         return period(on_one_thread(stages(plan, spec.depth, times)))
 

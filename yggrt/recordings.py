@@ -60,11 +60,23 @@ def folds_of(
     draft: DraftGraphs | None = None,
 ) -> list[Fold]:
     """As `recorded_folds`; hidden rows are made anew where the drafter reads them."""
-    if isinstance(manifest.schedule.drafter, MedusaParameters):
-        recordings = list(with_answer_hidden(graphs, recordings))
-    elif draft is not None and draft.feature_size:
-        recordings = with_hidden(graphs, recordings)
+    recordings = with_needed_hidden(manifest, graphs, recordings, draft)
     return recorded_folds(manifest, graphs, recordings, draft)
+
+
+def with_needed_hidden(
+    manifest: Manifest,
+    graphs: Graphs,
+    recordings: Sequence[Recording],
+    draft: DraftGraphs | None,
+) -> list[Recording]:
+    """The recordings with what the graphs give as hidden, as far as the bundle's drafter reads
+    it."""
+    if isinstance(manifest.schedule.drafter, MedusaParameters):
+        return list(with_answer_hidden(graphs, recordings))
+    if draft is not None and draft.feature_size:
+        return with_hidden(graphs, recordings)
+    return list(recordings)
 
 
 def recorded_folds(

@@ -56,6 +56,8 @@ Latency: TypeAlias = Callable[[int, int], float]
 
 NUM_MEASURED = 5
 NUM_REFINED = 4
+# Time under a plan over that without it from which on it is worth a place among the measured.
+LEAST_PLANNED_GAIN = 0.995
 # Tokens of a prompt that the measured runs decode; the recordings say what they will be.
 MEASURED_TOKENS = 32
 
@@ -289,7 +291,11 @@ def find_schedule(
     planned = [] if trees is not None and len(trees) == 1 else search.planned()
     num_scored = len(candidates) + len(planned)
     by_tree = {one.tree: one for one in candidates}
-    quicker = [one for one in planned if one.tpot_ms < by_tree[shape_of(one.tree)].tpot_ms]
+    quicker = [
+        one
+        for one in planned
+        if one.tpot_ms < LEAST_PLANNED_GAIN * by_tree[shape_of(one.tree)].tpot_ms
+    ]
     candidates = tuple(sorted((*candidates, *quicker), key=lambda one: one.tpot_ms))
     likely = {*search.best(NUM_MEASURED), *(one.tree for one in quicker)}
     chosen = [one.tree for one in candidates if one.tree in likely][:NUM_MEASURED]
@@ -323,6 +329,11 @@ def find_schedule(
         ranks=ranks,
         num_scored=num_scored,
     )
+
+
+def _nodes(tree: str, shaped: TreeSpec) -> int:
+    """Nodes that drafting `tree` runs, whose shape `shaped` has."""
+    return sum(draft_steps(msgspec.structs.replace(shaped, plan=parse_tree_spec(tree).plan)))
 
 
 def _has_shape(tree: TreeSpec, measured: Measured) -> bool:
@@ -399,11 +410,12 @@ class _Search:
             one
             for found in self.candidates()
             if found.tree in self.replays and self.replays[found.tree].num_tokens
+            for shaped in [resolve(parse_tree_spec(found.tree), self._measured)]
             for one in plan_candidates(
-                found, self.replays[found.tree], drafter.draft_kind, costs.latency,
+                found, shaped, self.replays[found.tree], drafter.draft_kind, costs.latency,
                 costs.draft_step, costs.unseen_s,
             )
-            if sum(draft_steps(parse_tree_spec(one.tree))) <= drafter.max_expanded
+            if _nodes(one.tree, shaped) <= drafter.max_expanded
         ]  # fmt: skip
 
     def best(self, num: int) -> list[str]:

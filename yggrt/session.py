@@ -16,7 +16,7 @@ from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import UNMEASURED, DepthPredictor, RankAcceptance, TreeSpec
-from yggrt.core.spec import format_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec
 from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
@@ -87,6 +87,7 @@ class Parts:
     rest_s: float
     objective: Objective = RATIO
     draft_step: Callable[[int, int], float] = no_draft_step
+    draft_host_s: float = 0.0
     keyed_select: KeyedSelect | None = None
     ranks: RankAcceptance = UNMEASURED
     predictor: DepthPredictor | None = None
@@ -104,6 +105,16 @@ class Parts:
                 draft_step=self.draft_step,
             ),
         )
+
+    def holds(self, spec: TreeSpec) -> bool:
+        """Whether the graphs have room for the tree once it has its shape; not for one that what
+        was measured gives no shape."""
+        try:
+            shaped = self.resolve(spec)
+        except RequestError:
+            return False
+        nodes = sum(draft_steps(shaped))
+        return shaped.verify <= self.graphs.row_counts[-1] and nodes <= self.drafter.max_expanded
 
 
 class Session:
@@ -322,6 +333,7 @@ class Session:
                 objective=parts.objective if gated else RATIO,
                 draft_step=parts.draft_step,
                 depth=depth,
+                draft_host_s=parts.draft_host_s,
             )
             self._engine_key = key
         return self._engine

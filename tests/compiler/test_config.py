@@ -103,6 +103,9 @@ def test_unknown_key_lists_the_known(tmp_path: Path) -> None:
         ({"drafter": "self", "drafter_widths": [1, 200]}, "make 1601 rows, wanted at most 999"),
         ({"tree": "egt:width=4,depth=4,verify=32"}, "verifies 32 rows, the largest bucket has 16"),
         ({"tree": "bush"}, "tree: .*bush"),
+        ({"tree": "sequence:depth=4;tail=ahead"}, "no model with rows of its own drafts"),
+        ({"drafter": "self", "tree": "sequence:depth=4;streams=2"}, "streams is 2, there is 1"),
+        ({"drafter": "self", "tree": "sequence:depth=4;head_rows=4"}, "the same as the default$"),
         (
             {"drafter": "self", "tree": "egt:width=8,depth=5,verify=16"},
             "runs 33 nodes through the drafter, its graphs hold 29",

@@ -28,7 +28,7 @@ from yggrt.cache import open_cache
 from yggrt.core.consistency import check_manifest
 from yggrt.core.errors import BundleError
 from yggrt.core.schema import DepthPredictor, LookaheadDrafter, Manifest, MedusaDrafter
-from yggrt.core.spec import parse_tree_spec
+from yggrt.core.spec import format_tree_spec, parse_tree_spec
 from yggrt.drafters.calibrate import Recording
 from yggrt.graphs import AotGraphs
 from yggrt.loading import load, load_graphs
@@ -247,6 +247,8 @@ def test_trees_without_a_depth_to_choose_are_refused(built: Path) -> None:
     schedule = msgspec.structs.replace(manifest.schedule, drafter=LookaheadDrafter())
     with pytest.raises(RecipeError, match="drafter lookahead"):
         base_tree(msgspec.structs.replace(manifest, schedule=schedule), None)
+    planned = base_tree(manifest, "egt:width=4,depth=4;prune=off")
+    assert format_tree_spec(planned) == "egt:width=4,depth=4,children=8,verify=17,frontier=global"
     heads = MedusaDrafter(temperatures=(1.0,), coverage=(1.0,))
     schedule = msgspec.structs.replace(manifest.schedule, drafter=heads)
     with pytest.raises(RecipeError, match="Medusa heads draft in this bundle"):

@@ -18,7 +18,10 @@ import torch
 from drafting import decode, prompts
 from safetensors.torch import load_file
 
+from yggc import traces
+from yggc.simulate import simulator_of
 from yggrt.bundle import Bundle
+from yggrt.cache import open_cache
 from yggrt.core.schema import MedusaDrafter as Parameters
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.medusa import MedusaDrafter
@@ -77,8 +80,9 @@ def alone() -> MedusaDrafter:
 
 
 def engine(tree: str, drafter: Any = None) -> Engine:
+    spec = session()._parts.resolve(parse_tree_spec(tree))
     return Engine(
-        session().graphs, session().graphs.new_cache(), drafter or alone(), parse_tree_spec(tree),
+        session().graphs, session().graphs.new_cache(), drafter or alone(), spec,
         lambda rows, context: 1.0, 0.0, OpenGate(),
     )  # fmt: skip
 
@@ -243,3 +247,20 @@ def test_bundles_with_medusa_heads_are_tuned_examined_and_described(tmp_path: Pa
     assert shown["memory"]["workspace_bytes"] > logits
     checked = yggrt_command("verify", bundle(), "-n", "16")
     assert checked.returncode == 0, checked.stderr
+
+
+def test_traces_are_replayed_as_a_session_decodes(tmp_path: Path) -> None:
+    """The file has no logits of heads; they are made of its ids."""
+    some = prompts(3, (5, 20), seed=4)
+    with Bundle.open(bundle()) as opened:
+        found = traces.record(opened, session(), None, some, 40, ignore_eos=True)
+        path = tmp_path / "traces.safetensors"
+        traces.write(path, found)
+        simulator = simulator_of(opened, open_cache(None), traces.read(path, opened))
+    for tree in trees()[2:]:
+        done = [
+            session().generate(one, tree=tree, max_tokens=40, gated=False, ignore_eos=True)
+            for one in some
+        ]
+        replayed = simulator.replay(parse_tree_spec(tree), gated=False)
+        assert replayed.num_passes == sum(one.stats.num_passes for one in done)

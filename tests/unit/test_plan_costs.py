@@ -30,7 +30,8 @@ def draft_step(nodes: int, context: int) -> Any:
 
 def predicted(kind: Any) -> dict[str, Any]:
     found = Candidate(tree=TREE, mean_acceptance_length=2.5, tpot_ms=F(20), speedup=F(1))  # type: ignore[arg-type]
-    candidates = plan_candidates(found, REPLAY, kind, latency, draft_step, UNSEEN)
+    shaped = parse_tree_spec(TREE)
+    candidates = plan_candidates(found, shaped, REPLAY, kind, latency, draft_step, UNSEEN)
     return {one.tree.partition(";")[2]: one.tpot_ms for one in candidates}
 
 
@@ -70,3 +71,15 @@ def test_every_target_has_many_schedules() -> None:
     }
     for kind in ("lm", "eagle", "none"):
         assert len(shapes) * len(plans(kind, "cpu")) >= 200
+
+
+def test_a_shape_that_was_measured_keeps_its_name() -> None:
+    """The tree's text says no shape; what it takes is the shape's."""
+    found = Candidate(tree="medusa:nodes=4", mean_acceptance_length=2.5, tpot_ms=20.0, speedup=1.0)
+    shaped = parse_tree_spec("static:parents=0/0/1/1")
+    names = {
+        one.tree: one.tpot_ms
+        for one in plan_candidates(found, shaped, REPLAY, "lm", latency, draft_step, UNSEEN)
+    }
+    assert names["medusa:nodes=4;tail=ahead"] > 20
+    assert names["medusa:nodes=4;commit=deferred"] == pytest.approx(20)

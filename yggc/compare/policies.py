@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from yggc.simulate import Simulator, room_of, unseen_seconds, within
+from yggc.simulate import Simulator, check_replayable, room_of, unseen_seconds, within
 from yggrt.bench_report import percentile
 from yggrt.bundle import Bundle
 from yggrt.busy import BusyMeter
@@ -28,9 +28,8 @@ from yggrt.drafters.calibrate import Recording
 from yggrt.interval import bootstrap_interval
 from yggrt.loading import load_draft_graphs, load_parts, open_session
 from yggrt.policies import Room, settings_of
-from yggrt.recordings import bundle_folds, folds_of
+from yggrt.recordings import bundle_folds, folds_of, with_needed_hidden
 from yggrt.sampling.noise import KeyedNoise
-from yggrt.scheduling import with_hidden
 from yggrt.session import Completion, Parts, Session
 from yggrt.target import host_target
 from yggrt.verify import first_difference
@@ -95,13 +94,14 @@ def compare_policies(
 ) -> dict[str, Any]:
     """The report in JSON types; times in ms. Raises RequestError if not one policy fits, and
     CheckFailed if one changes a token."""
+    check_replayable(bundle.manifest)
     parts = load_parts(
         bundle, cache, num_threads=request.num_threads, mapped=False, on_note=on_note
     )
     room = room_of(bundle.manifest, parts)
-    names, refused = _fitting(request.names, room)
+    names, refused = _fitting(request.names, room, parts)
     if request.ladder:
-        _, missing = _fitting(LADDER.values(), room)
+        _, missing = _fitting(LADDER.values(), room, parts)
         if missing:
             raise RequestError(f"--ladder: {missing[0]['policy']}: {missing[0]['reason']}", "")
     busy = BusyMeter()
@@ -124,9 +124,15 @@ def compare_policies(
     }
 
 
-def _fitting(names: Iterable[str], room: Room) -> tuple[list[str], list[dict[str, str]]]:
+def _settings(name: str, room: Room, parts: Parts) -> list[TreeSpec]:
+    return [spec for spec in settings_of(name, room) if parts.holds(spec)]
+
+
+def _fitting(
+    names: Iterable[str], room: Room, parts: Parts
+) -> tuple[list[str], list[dict[str, str]]]:
     names = tuple(names)
-    fitting = [name for name in names if name != PLAIN and settings_of(name, room)]
+    fitting = [name for name in names if name != PLAIN and _settings(name, room, parts)]
     limited = room.max_expanded < UNLIMITED
     nodes = f" and a drafter's of {room.max_expanded} nodes" if limited else ""
     why = (
@@ -156,7 +162,7 @@ def _at_temperature(
     for title, name in {**{name: name for name in (PLAIN, *names)}, **steps}.items():
         gated = title not in UNPRUNED
         spec = known.fastest(
-            settings_of(name, room), lambda tree: progress(f"simulate {tree}"), gated=gated
+            _settings(name, room, parts), lambda tree: progress(f"simulate {tree}"), gated=gated
         )
         ways[title] = Way(spec, open_session(bundle, parts, spec), gated)
     options = _options(temperature)
@@ -164,9 +170,9 @@ def _at_temperature(
     for way in ways.values():
         way.session.generate(probe, max_tokens=WARMUP_TOKENS, gated=way.gated, **options)
     timings, recordings = _take_turns(ways, request, options, progress)
-    draft = load_draft_graphs(bundle, cache)
-    if draft is not None and draft.feature_size:
-        recordings = with_hidden(parts.graphs, recordings)
+    draft = load_draft_graphs(bundle, cache) if request.budgets else None
+    if request.budgets:
+        recordings = with_needed_hidden(bundle.manifest, parts.graphs, recordings, draft)
     said = replace(known, folds=[(parts.drafter, recordings)])
     return {
         "temperature": temperature,
@@ -244,7 +250,7 @@ def _at_budget(
     for name in names:
         settings = [
             spec
-            for spec in settings_of(name, within(room, rows))
+            for spec in _settings(name, within(room, rows), known.parts)
             if known.parts.resolve(spec).verify <= rows
         ]
         if not settings:

@@ -10,9 +10,11 @@ from pathlib import Path
 from yggc.compare.policies import Request, compare_policies
 from yggc.compare.policies_report import markdown
 from yggc.compare.prompts import chosen_prompts
+from yggc.report_page.output import write_page
 from yggrt.bundle import Bundle
 from yggrt.busy import warning
 from yggrt.cache import open_cache
+from yggrt.sampling.params import SamplingParams
 from yggrt.terminal import progress, warn
 
 
@@ -32,6 +34,8 @@ def run_policies(
     as_json: bool,
 ) -> None:
     """Compares, prints the page or one line of JSON and writes the page to `output`."""
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature)
     cache = open_cache(None)
     with Bundle.open(file, cache=cache) as bundle:
         request = Request(
@@ -52,8 +56,8 @@ def run_policies(
         )
     report["command"] = shlex.join(["yggc", *sys.argv[1:]])
     page = markdown(report, report["command"])
-    if output is not None:
-        output.write_text(page)
     if busy := warning(report["busy_share"]):
         warn(busy)
     print(json.dumps(report) if as_json else page)
+    if output is not None:
+        write_page(output, page)

@@ -13,7 +13,7 @@ from time import perf_counter
 from yggrt.core.errors import CheckFailed
 from yggrt.core.objective import Objective
 from yggrt.core.passes import Graphs
-from yggrt.core.schema import DepthPredictor
+from yggrt.core.schema import DepthPredictor, TreeSpec
 from yggrt.core.spec import parse_tree_spec
 from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
@@ -68,11 +68,13 @@ def measure_gain(
     num_tokens: int,
     eos_ids: Collection[int],
     budget_s: float,
+    shape: Callable[[TreeSpec], TreeSpec],
     on_prompt: Callable[[], None] = lambda: None,
 ) -> Gain:
     """Decodes each task with every fixed tree and with the predictor, whose constants the graphs
     hold, forwards and backwards; of two runs the quicker counts, since disturbances only add. The
     tree that took the least time over all prompts is what the predictor is measured against.
+    `shape` gives a tree the shape that the bundle's recordings give it.
 
     No prompt begins after `budget_s`. Raises CheckFailed if two ways emit different tokens.
     """
@@ -89,7 +91,7 @@ def measure_gain(
                     predictor, costs.latency, costs.draft_step, costs.rest_s, objective
                 )
             engines[key] = Engine(
-                graphs, cache, drafter, depth.spec if depth else parse_tree_spec(way),
+                graphs, cache, drafter, depth.spec if depth else shape(parse_tree_spec(way)),
                 costs.latency, costs.rest_s, RunningGate(), objective, costs.draft_step, depth,
             )  # fmt: skip
         return engines[key]

@@ -32,7 +32,7 @@ class DepthOptions:
 
 
 def check_folders(options: DepthOptions) -> None:
-    """Before minutes of work: PreflightError for a file without a folder to lie in."""
+    """Before minutes of work: PreflightError for what cannot be written."""
     for flag, path in (
         ("--output", options.output),
         ("--traces", options.traces),
@@ -42,4 +42,11 @@ def check_folders(options: DepthOptions) -> None:
             raise PreflightError(
                 f"{flag} {path}: no such folder {path.absolute().parent}",
                 "make it, or correct the path",
+            )
+        if path is None or not path.exists():
+            continue
+        if path.is_dir() != (flag == "--weights"):
+            found, wanted = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+            raise PreflightError(
+                f"{flag} {path}: is {found}, wanted {wanted}", "give another path"
             )

@@ -195,6 +195,7 @@ def _gain(
             num_tokens=options.max_tokens,
             eos_ids=pair.manifest.model.eos_ids,
             budget_s=MEASURE_S,
+            shape=pair.shape,
             on_prompt=on_prompt,
         )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from yggc.errors import RecipeError
-from yggrt.core.schema import LookaheadDrafter, Manifest, MedusaDrafter, TreeSpec
+from yggrt.core.schema import LookaheadDrafter, Manifest, MedusaDrafter, Plan, TreeSpec
 from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
 
 
 def base_tree(manifest: Manifest, tree: str | None) -> TreeSpec:
-    """The tree whose depth is chosen; RecipeError for one that has none to choose."""
+    """The tree whose depth is chosen, under the default plan: it is traced and timed so.
+    RecipeError for one that has no depth to choose."""
     spec = parse_tree_spec(tree or manifest.schedule.tree)
+    spec = msgspec.structs.replace(spec, plan=Plan())
     name = "--tree" if tree else "the bundle's tree"
     if isinstance(manifest.schedule.drafter, LookaheadDrafter) or spec.policy == "lookahead":
         raise RecipeError(

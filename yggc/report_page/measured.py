@@ -52,6 +52,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int
     num_tokens: int
     digest: str = ""
+    drafter: str | None = None
     busy_share: float | None = None
     interrupted: bool = False
 
@@ -164,6 +165,11 @@ def read_measured(
     for path in benches:
         one = _read(path, Bench, bench)
         _check(path, bench, [(one.bundle, one.digest)], name, digest)
+        if one.drafter is not None:
+            raise RequestError(
+                f"{path}: the drafter was {one.drafter}, wanted the bundle's own",
+                "run `yggrt bench` without --drafter",
+            )
         found.benches.append(one)
     for path in comparisons:
         if _read(path, _Kind, compare).temperatures:

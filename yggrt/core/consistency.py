@@ -84,6 +84,8 @@ def _depth_problems(manifest: Manifest) -> Iterator[str]:
             f"the depth predictor has rows {list(depth.rows)} and worths {list(depth.worth)} for "
             f"a tree of {levels} levels"
         )
+    if ";" in depth.tree:
+        yield f"the depth predictor's tree is {depth.tree}, wanted one without a plan"
     if not depth.temperature >= 0 or not 0 <= depth.smoothing < 1:
         yield (
             f"the depth predictor has temperature {depth.temperature} and smoothing "

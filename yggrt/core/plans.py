@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import msgspec
 
 from yggrt.core.errors import RequestError
-from yggrt.core.schema import Plan
+from yggrt.core.schema import Plan, TreeSpec
 
 # What drafts: `lm` a language model with rows of its own, `eagle` a head whose accepted rows are
 # computed again with the next root, `none` anything without passes of its own.
@@ -70,8 +70,9 @@ def canonical(plan: Plan, kind: DraftKind) -> Plan:
 def why_invalid(plan: Plan, kind: DraftKind, device: Device) -> str | None:
     """Why a canonical plan cannot run, None if it can."""
     for name, values in AXES[device].items():
-        # A canonical form may wait by event where there is nothing to wait for.
-        if name != "wait" and getattr(plan, name) not in values:
+        # A canonical form waits by event where there is nothing to wait for.
+        waits = name != "wait" or _needs_host(plan, plan.tail)
+        if waits and getattr(plan, name) not in values:
             return f"{name} is {getattr(plan, name)}, there is {', '.join(values)} on {device}"
     if device == "cpu":
         return None
@@ -89,6 +90,18 @@ def why_invalid(plan: Plan, kind: DraftKind, device: Device) -> str | None:
     if plan.head == "pre_verify" and plan.head_rows == "1" and plan.tail == "conditional":
         return "a head of one row ahead of verifying wants the tail's rows"
     return None
+
+
+def why_not_run(spec: TreeSpec, kind: DraftKind, device: Device = "cpu") -> str | None:
+    """Why a tree's plan cannot run where `kind` drafts, None if it can; also for one that says
+    what changes nothing there."""
+    kind = "none" if spec.policy in ("plain", "lookahead") else kind
+    same = canonical(spec.plan, kind)
+    why = why_invalid(same, kind, device)
+    if why is None and same != spec.plan:
+        own = "" if kind == "lm" else ": no model with rows of its own drafts"
+        why = f"here it is the same as {format_plan(same) or 'the default'}{own}"
+    return why
 
 
 def _needs_host(plan: Plan, tail: str) -> bool:

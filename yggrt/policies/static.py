@@ -47,6 +47,7 @@ class FixedShape(Policy):
     ) -> TokenTree:
         """The shape `spec.parents`, without the nodes that the drafter has no guess for or whose
         path probability is below `min_score`, and their descendants."""
+        assert spec.parents, "a shape that is measured is resolved before it is grown"
         num_children = Counter(spec.parents)
         paths: dict[int, tuple[int, ...]] = {0: ()}  # of the spec's nodes that got a token
         chosen: dict[int, Candidate] = {0: (root_token, 1)}
