@@ -123,9 +123,7 @@ class RunningGate:
             self._passes_closed -= 1
             return
         if cost.draft:
-            # Not what was accepted: that scatters far more than what it is the mean of.
-            gained = self.trust * expected
-            loss = self.memory * self._loss + cost.rows + cost.draft - gained
+            loss = self.memory * self._loss + cost.rows + cost.draft - accepted
             # Gains of long ago must not pay for a drafter that has lost the thread.
             self._loss = max(loss, -2 * self.prior)
         self._proven = self._proven or accepted > 0
@@ -133,7 +131,7 @@ class RunningGate:
         self._expected = memory * self._expected + expected
         self._accepted = memory * self._accepted + accepted
         if (expected and self.trust < self.floor) or self._loss > self.prior:
-            self._loss = 0.0
+            self._loss = min(self._loss, self.prior)
             self._passes_closed = self._next_pause
             self._next_pause = min(2 * self._next_pause, self.max_pause)
         elif accepted:
