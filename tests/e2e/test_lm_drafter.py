@@ -255,7 +255,7 @@ def test_rows_that_were_kept_draft_what_fresh_rows_draft(session: Session) -> No
 def new_drafter(session: Session) -> lm.LmDrafter:
     """Another drafter over the session's graphs, with a cache of its own."""
     drafter: Any = session._parts.drafter
-    parameters = LmDrafter(temperatures=drafter._temperatures)
+    parameters = LmDrafter(temperatures=drafter._children.temperatures)
     return lm.LmDrafter(drafter._graphs, parameters, 400)
 
 
@@ -323,7 +323,7 @@ def paths_of(tree: TokenTree) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize("name", list(DRAFTERS))
 def test_growth_is_that_of_a_float64_reference(name: str, frontier: str) -> None:
     drafter: Any = session_of(name)._parts.drafter
-    reference = ReferenceDrafter(draft_reference(name), drafter._temperatures, 400)
+    reference = ReferenceDrafter(draft_reference(name), drafter._children.temperatures, 400)
     for text in ("width=4,depth=4,children=8", "width=1,depth=5,children=5", "width=3,depth=3"):
         spec = parse_tree_spec(f"egt:{text},frontier={frontier}")
         for prompt in prompts(3, (1, 6, 33), seed=9):
@@ -395,7 +395,7 @@ def test_coupled_drafts_change_no_token(session: Session, seed: int) -> None:
 def test_coupled_children_are_ranked_by_what_the_verifier_adds() -> None:
     name = "other"
     drafter: Any = new_drafter(session_of(name))
-    reference = ReferenceDrafter(draft_reference(name), drafter._temperatures, 400)
+    reference = ReferenceDrafter(draft_reference(name), drafter._children.temperatures, 400)
     noise = KeyedNoise(7, temperature=2.0)
     prompt = prompts(1, (8,))[0]
     reference.context = prompt

@@ -92,3 +92,9 @@ def test_help_imports_no_torch(package: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest takes the second for the first, and only where both are collected."""
+    names = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert names == sorted(set(names))

@@ -35,7 +35,7 @@ class Children:
         token_ids: Sequence[int],
         top_shares: TopShares | None,
     ) -> None:
-        self._temperatures, self._coverage = temperatures, coverage
+        self.temperatures, self._coverage = temperatures, coverage
         self._token_ids = tuple(token_ids)
         self._token_id_tensor = torch.tensor(token_ids) if token_ids else None
         self._top_shares = top_shares
@@ -48,7 +48,7 @@ class Children:
         """The best `num` children of nodes at `depths`, the root's being 0, by logits [n, vocab];
         `num_ids`: tokens of the context, the root the last.
         """
-        temperatures = self._scales.set([_at(self._temperatures, depth) for depth in depths])
+        temperatures = self._scales.set([_at(self.temperatures, depth) for depth in depths])
         if self.noise is None:
             found = best_children(logits, temperatures, num, self._token_ids, self._top_shares)
         else:
