@@ -20,10 +20,10 @@ from yggrt.core.errors import CheckFailed
 from yggrt.core.objective import Objective, speedup
 from yggrt.core.schema import Manifest
 from yggrt.core.search import PLAIN
-from yggrt.core.spec import parse_tree_spec
 from yggrt.latency import LatencyTable, Surface
 from yggrt.loading import choose_threads, load_draft_graphs, load_graphs
 from yggrt.measure import describe_jump, table_jumps, time_passes, verifier_passes
+from yggrt.policies import tree_in
 from yggrt.recordings import bundle_folds
 from yggrt.scheduling import Costs, Run, measure_trees
 from yggrt.target import check_target, host_target
@@ -228,7 +228,7 @@ def _curve(seen: Evidence) -> Finding:
     """T(V) / T(1) here over the manifest's: what the choice of rows rests on."""
     then, here = _surfaces(seen)
     context = here.contexts[0]
-    verify = parse_tree_spec(seen.manifest.schedule.tree).verify
+    verify = tree_in(seen.manifest, seen.manifest.schedule.tree).verify
     used = [rows for rows in here.rows if rows <= max(verify, 1)] or [1]
     curves = {
         name: {rows: one(rows, context) / one(1, context) for rows in here.rows}
@@ -268,7 +268,7 @@ def _jumps(seen: Evidence) -> Finding:
 
 def _drafting(seen: Evidence) -> Finding:
     """c: a drafted level's time over that of a plain pass."""
-    depth = max(1, parse_tree_spec(seen.manifest.schedule.tree).depth)
+    depth = max(1, tree_in(seen.manifest, seen.manifest.schedule.tree).depth)
     plain_s = seen.plain.stage_s["verify"] / seen.plain.num_passes
     draft_s = seen.tree.stage_s["draft"] / seen.tree.num_passes
     cost = draft_s / depth / plain_s

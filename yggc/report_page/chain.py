@@ -12,9 +12,10 @@ from yggc.report_page.measured import Bench
 from yggc.report_page.section import Picture, Section, Table, shown_interval
 from yggc.report_page.svg import COLOURS, svg_of
 from yggrt.core.objective import best_chain_depth, chain_speedup, chain_tokens
-from yggrt.core.schema import EagleDrafter, LmDrafter, Manifest
-from yggrt.core.spec import draft_steps, parse_tree_spec
+from yggrt.core.schema import HeadDrafter, LmDrafter, Manifest
+from yggrt.core.spec import draft_steps
 from yggrt.latency import LatencyTable
+from yggrt.policies import tree_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ def alpha_of(manifest: Manifest, bench: Bench | None) -> tuple[float, str] | Non
         share = bench.tree.acceptance_per_rank[0]
         return share, f"the first choice at {tests} tests of the bench of {bench.tree.spec}"
     drafter = manifest.schedule.drafter
-    if isinstance(drafter, LmDrafter | EagleDrafter) and drafter.num_positions:
+    if isinstance(drafter, LmDrafter | HeadDrafter) and drafter.num_positions:
         places = f"{drafter.num_positions} positions of the calibration answers"
         return drafter.agreement, f"the first choice at {places}"
     return None
@@ -70,7 +71,7 @@ def cost_of(manifest: Manifest, context: int = CONTEXT) -> tuple[float, str]:
     if "draft" in latency.surfaces:
         return latency.draft_step(1, context) / plain_s, "the drafter's graph of one row"
     schedule = manifest.schedule
-    num_steps = len(draft_steps(parse_tree_spec(schedule.tree)))
+    num_steps = len(draft_steps(tree_in(manifest, schedule.tree)))
     drafting_s = schedule.stage_s.get("draft", 0.0)
     if not num_steps or not drafting_s:
         return 0.0, "nothing: a drafter without graphs whose host time was not measured by depth"
@@ -143,7 +144,7 @@ def _measured(
         )
         for one in benches
     ]
-    depths = {tree: parse_tree_spec(tree).depth for _, tree, _ in shown}
+    depths = {tree: tree_in(manifest, tree).depth for _, tree, _ in shown}
     return [
         (
             name,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 from yggc.report_page.section import Picture, Section, Table
 from yggc.report_page.svg import COLOURS, svg_of
 from yggrt.core.schema import Manifest
-from yggrt.core.spec import draft_steps, parse_tree_spec
+from yggrt.core.spec import draft_steps
 from yggrt.latency import LatencyTable
+from yggrt.policies import tree_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ def iteration(manifest: Manifest, context: int = CONTEXT) -> tuple[Bar, ...]:
     other. Times of graphs are those of the latency table, of the host those that the build
     measured; where it measured none, all of them together."""
     schedule = manifest.schedule
-    spec = parse_tree_spec(schedule.tree)
+    spec = tree_in(manifest, schedule.tree)
     latency = LatencyTable.of(manifest.latency, manifest.graphs)
     stages = {name: 1e3 * seconds for name, seconds in schedule.stage_s.items()}
     steps = draft_steps(spec)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from yggrt.core.errors import RequestError
-from yggrt.core.schema import RankAcceptance, TreeSpec
-from yggrt.core.spec import Convert, Values, find_policy, format_tree_spec
+from yggrt.core.schema import Manifest, RankAcceptance, TreeSpec
+from yggrt.core.spec import Convert, Values, find_policy, format_tree_spec, parse_tree_spec
 from yggrt.core.tree import TokenTree
-from yggrt.drafters import Drafter
+from yggrt.drafters import UNLIMITED, Drafter
+from yggrt.latency import LatencyTable
 
 # Context length at which passes are weighed where a shape is chosen for good.
 MIDDLING_CONTEXT = 256
@@ -114,6 +115,27 @@ def resolve(spec: TreeSpec, measured: Measured) -> TreeSpec:
             f"tree {format_tree_spec(spec)}: {error}",
             "`yggrt tune` measures acceptance by rank anew, `yggc build` too",
         ) from error
+
+
+def tree_in(manifest: Manifest, tree: str) -> TreeSpec:
+    """A tree spec with the shape that it has in this bundle. Raises what `resolve` raises."""
+    latency = LatencyTable.of(manifest.latency, manifest.graphs)
+    columns = (
+        one.shape[1]
+        for graph in manifest.graphs
+        if graph.kind == "draft"
+        for one in graph.inputs
+        if one.name == "mask"
+    )
+    measured = Measured(
+        ranks=manifest.schedule.ranks,
+        row_counts=latency.surfaces["verify"].rows,
+        max_expanded=max(columns, default=UNLIMITED),
+        latency=latency,
+        rest_s=manifest.schedule.rest_s,
+        draft_step=latency.draft_step,
+    )
+    return resolve(parse_tree_spec(tree), measured)
 
 
 def settings_of(name: str, room: Room) -> list[TreeSpec]:
