@@ -4,6 +4,7 @@ them: a real bundle, transformers and the heads' definition in float64 beside it
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import random
@@ -23,6 +24,7 @@ from yggc.simulate import simulator_of
 from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
 from yggrt.core.schema import MedusaDrafter as Parameters
+from yggrt.core.schema import RankAcceptance
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters.medusa import MedusaDrafter
 from yggrt.engine import Engine
@@ -40,9 +42,15 @@ def bundle() -> Path:
     return bundles.medusa_drafted()
 
 
+# Shapes with siblings at every depth, whatever the heads are worth on calibration answers.
+RANKS = RankAcceptance(((0.5, 0.2, 0.1), (0.4, 0.2, 0.1), (0.3, 0.1, 0.1)), (10, 10, 10))
+
+
 @functools.cache
 def session() -> Session:
-    return load(bundle())
+    found = load(bundle())
+    found._parts = dataclasses.replace(found._parts, ranks=RANKS)
+    return found
 
 
 @functools.cache
@@ -257,7 +265,7 @@ def test_traces_are_replayed_as_a_session_decodes(tmp_path: Path) -> None:
         path = tmp_path / "traces.safetensors"
         traces.write(path, found)
         simulator = simulator_of(opened, open_cache(None), traces.read(path, opened))
-    for tree in trees()[2:]:
+    for tree in trees()[:4]:
         done = [
             session().generate(one, tree=tree, max_tokens=40, gated=False, ignore_eos=True)
             for one in some

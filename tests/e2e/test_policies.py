@@ -145,11 +145,10 @@ class ForgetfulDrafter(RecordedDrafter):
         return list(zip(tokens, [share for _, share in found], strict=True))[:num]
 
 
-def recorded(bundle: Bundle, session: Session, parts: Parts, temperature: float) -> Traces:
+def recorded(bundle: Bundle, session: Session, temperature: float) -> Traces:
     return record(
         bundle,
         session,
-        parts.drafter,
         None,
         prompts(4, (3, 20)),
         100,
@@ -165,7 +164,7 @@ def test_a_simulation_does_what_a_session_does(
     bundle: Bundle, parts: Parts, temperature: float, gated: bool, tmp_path: Path
 ) -> None:
     session = open_session(bundle, parts, parse_tree_spec("plain"))
-    write(tmp_path / "t", recorded(bundle, session, parts, temperature))
+    write(tmp_path / "t", recorded(bundle, session, temperature))
     traces = read(tmp_path / "t", bundle)
     graphs: Any = parts.graphs
     texts = [[*one.prompt, *one.output] for one in traces.recordings]
@@ -209,7 +208,7 @@ def test_a_simulation_does_what_a_session_does(
 def test_traces_come_back_as_they_were_and_belong_to_their_bundle(
     bundle: Bundle, session: Session, parts: Parts, tmp_path: Path
 ) -> None:
-    traces = recorded(bundle, session, parts, 0.6)
+    traces = recorded(bundle, session, 0.6)
     states = [torch.rand(len(one.prompt) + len(one.output) - 1, 5) for one in traces.recordings]
     with_states = replace(
         traces,
