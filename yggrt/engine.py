@@ -53,7 +53,8 @@ class Engine:
 
     `latency` gives the seconds of a verify pass by row count, one of the graphs', and length of
     the context, `draft_step` those of a growth step by the nodes that a model runs in it and the
-    context; `rest_s` is the time of a pass beside both. `objective` says what the choice of rows
+    context; `rest_s` is the time of a pass beside both, of which `draft_host_s` is spared where
+    nothing is drafted. `objective` says what the choice of rows
     maximises. `depth` chooses each pass's depth, up to that of `spec`; without it all have that.
     Raises RequestError if the graphs cannot hold the spec's verify rows, or the drafter its nodes.
     """
@@ -70,6 +71,7 @@ class Engine:
         objective: Objective = RATIO,
         draft_step: Callable[[int, int], float] = lambda num_nodes, context: 0.0,
         depth: DepthChoice | None = None,
+        draft_host_s: float = 0.0,
     ) -> None:
         largest = graphs.row_counts[-1]
         if spec.verify > largest:
@@ -95,6 +97,7 @@ class Engine:
         self._sampler: Sampler = greedy
         self._latency, self._rest_s, self._objective = latency, rest_s, objective
         self._draft_step, self._draft_s = draft_step, 0.0
+        self._draft_host_s = draft_host_s
         self._depth = depth
         # A tree of any size up to the limit runs in the next larger graph.
         buckets = {
@@ -301,7 +304,7 @@ class Engine:
 
     def _cost(self, tree: TokenTree, drafted: bool) -> Cost:
         seconds = self._seconds_here()
-        plain_s = self._rest_s + seconds[1]
+        plain_s = self._rest_s - self._draft_host_s + seconds[1]
         if not plain_s:
             return Cost()
         rows = min(rows for rows in seconds if rows >= tree.num_nodes)
@@ -309,7 +312,7 @@ class Engine:
         if self._spec.policy == "lookahead":
             # Nothing is chosen by what it promises, so it is paid like a draft.
             return Cost(0.0, more)
-        draft_s = self._draft_s if drafted else 0.0
+        draft_s = self._draft_s + self._draft_host_s if drafted else 0.0
         return Cost(more, draft_s / plain_s)
 
     def _ended(self, stage: Stage, start: float) -> float:

@@ -75,7 +75,8 @@ class RunningGate:
 
     What drafting costs is spent before a tree can be found not worth verifying. So where it costs,
     the gate also closes once recent passes with their drafts have taken longer than plain passes
-    would have for the same tokens, by `prior` passes; when it opens again, the first tree decides.
+    would have for the tokens that were to be expected, by `prior` passes; when it opens again it
+    counts anew.
 
     The values were chosen by replaying recorded answers (docs/objective.md): a drafter that is
     never right may cost some 3 % of plain decoding over 32 tokens, one that is right now and then
@@ -123,7 +124,9 @@ class RunningGate:
             self._passes_closed -= 1
             return
         if cost.draft:
-            loss = self.memory * self._loss + cost.rows + cost.draft - accepted
+            # Not what was accepted: that scatters far more than what it is the mean of.
+            gained = self.trust * expected
+            loss = self.memory * self._loss + cost.rows + cost.draft - gained
             # Gains of long ago must not pay for a drafter that has lost the thread.
             self._loss = max(loss, -2 * self.prior)
         self._proven = self._proven or accepted > 0
@@ -131,7 +134,7 @@ class RunningGate:
         self._expected = memory * self._expected + expected
         self._accepted = memory * self._accepted + accepted
         if (expected and self.trust < self.floor) or self._loss > self.prior:
-            self._loss = min(self._loss, self.prior)
+            self._loss = 0.0
             self._passes_closed = self._next_pause
             self._next_pause = min(2 * self._next_pause, self.max_pause)
         elif accepted:

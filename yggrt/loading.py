@@ -20,13 +20,14 @@ from yggrt.core.errors import RequestError
 from yggrt.core.objective import Objective
 from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import TreeSpec, TunedFor
-from yggrt.core.spec import parse_tree_spec
+from yggrt.core.spec import draft_steps, parse_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.drafters.joined import JoinedDrafter
 from yggrt.drafters.lookahead import LookaheadDrafter
 from yggrt.drafters.ngram import NgramDrafter
 from yggrt.latency import LatencyTable
 from yggrt.memory import has_room_for
+from yggrt.policies import MIDDLING_CONTEXT
 from yggrt.session import Parts, Session, no_draft_step
 from yggrt.target import check_target, host_target
 from yggrt.text import Text
@@ -94,7 +95,10 @@ def start_session(
     parts = load_parts(bundle, cache, num_threads=num_threads, mapped=mapped, on_note=on_note)
     if other is not None:
         # What was measured of the bundle's own says nothing of this one.
-        parts = replace(parts, drafter=other(), draft_step=no_draft_step, ranks=schema.UNMEASURED)
+        parts = replace(
+            parts, drafter=other(), draft_step=no_draft_step, draft_host_s=0.0,
+            ranks=schema.UNMEASURED,
+        )  # fmt: skip
     elif tree is None and manifest.schedule.depth is not None and manifest.schedule.depth.is_on:
         # It was measured against the bundle's own tree.
         parts = replace(parts, predictor=manifest.schedule.depth)
@@ -134,11 +138,22 @@ def load_parts(
         latency=latency,
         draft_step=latency.draft_step,
         rest_s=schedule.rest_s,
+        draft_host_s=_draft_host_s(schedule, latency),
         objective=Objective(schedule.objective, schedule.rate),
         # Libraries of earlier versions lack it.
         keyed_select=getattr(graphs.operators, "keyed_select", None),
         ranks=schedule.ranks,
     )
+
+
+def _draft_host_s(schedule: schema.Schedule, latency: LatencyTable) -> float:
+    """Seconds of drafting beside the model that drafts, as measured with the schedule's tree; 0
+    where no model drafts, or nothing was drafted. At most what a pass takes beside its graphs."""
+    steps = draft_steps(parse_tree_spec(schedule.tree))
+    graphs_s = sum(latency.draft_step(num, MIDDLING_CONTEXT) for num in steps)
+    if not graphs_s:
+        return 0.0
+    return min(schedule.rest_s, max(0.0, schedule.stage_s.get("draft", 0.0) - graphs_s))
 
 
 def load_graphs(

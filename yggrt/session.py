@@ -87,6 +87,7 @@ class Parts:
     rest_s: float
     objective: Objective = RATIO
     draft_step: Callable[[int, int], float] = no_draft_step
+    draft_host_s: float = 0.0
     keyed_select: KeyedSelect | None = None
     ranks: RankAcceptance = UNMEASURED
     predictor: DepthPredictor | None = None
@@ -332,6 +333,7 @@ class Session:
                 objective=parts.objective if gated else RATIO,
                 draft_step=parts.draft_step,
                 depth=depth,
+                draft_host_s=parts.draft_host_s,
             )
             self._engine_key = key
         return self._engine

@@ -10,7 +10,7 @@ from yggrt.core.errors import RequestError
 from yggrt.core.spec import parse_tree_spec
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
-from yggrt.gate import OpenGate, RunningGate
+from yggrt.gate import FREE, Cost, OpenGate, RunningGate
 
 TREES = (
     "sequence:depth=8",
@@ -321,3 +321,24 @@ def test_stage_times_add_up():
     engine = make(TREES[2], RandomDrafter(), ScriptedGraphs())
     decode(engine, [1, 2, 3])
     assert all(seconds > 0 for seconds in engine.stats.stage_s.values())
+
+
+def test_a_plain_pass_is_spared_what_the_host_drafts() -> None:
+    """Of a pass of 2 s beside verifying 1 s is drafting; a step of the model takes half a second,
+    a row one."""
+    costs: list[Cost] = []
+
+    class Heard(OpenGate):
+        def record(self, expected: float, accepted: int, cost: Cost = FREE) -> None:
+            costs.append(cost)
+
+    graphs = ScriptedGraphs(row_counts=(1, 2))
+    engine = Engine(
+        graphs, graphs.new_cache(), OracleDrafter(graphs=graphs),
+        parse_tree_spec("sequence:depth=1"), lambda rows, context: float(rows), 2.0, Heard(),
+        draft_step=lambda num, context: 0.5, draft_host_s=1.0,
+    )  # fmt: skip
+    engine.start([1, 2])
+    engine.step()
+    assert costs[0].draft == (0.5 + 1.0) / (2.0 - 1.0 + 1.0)
+    assert costs[0].rows in (0.0, 0.5)

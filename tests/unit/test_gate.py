@@ -172,7 +172,8 @@ def test_rows_alone_never_close_it():
     assert gate.is_open
 
 
-def test_where_drafting_costs_one_probe_decides():
+def test_where_drafting_costs_a_probe_may_fail_once() -> None:
+    """What trees bring scatters more than what they cost."""
     gate = RunningGate()
     fail = []
     for _ in range(4):
@@ -181,9 +182,18 @@ def test_where_drafting_costs_one_probe_decides():
             gate.record(0.3, 0, COSTLY)
             num += 1
         fail.append((num, closed_passes(gate)))
-    assert fail == [(2, 16), (1, 32), (1, 64), (1, 128)]
+    assert fail == [(2, 16), (2, 32), (2, 64), (2, 128)]
     gate.record(2.0, 3, COSTLY)
     assert gate.is_open
+
+
+def test_what_was_to_be_accepted_decides_and_not_what_was() -> None:
+    """Trees that promise 1.3 tokens for the price of one pass, and bring that on average, are
+    worth it, however many in a row brought nothing."""
+    gate = RunningGate()
+    for accepted in (5, 5, 0, 0, 0, 0, 0, 0) * 4:
+        gate.record(1.3, accepted, COSTLY)
+        assert gate.is_open
 
 
 def test_old_gains_do_not_pay_for_long():
