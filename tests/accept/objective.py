@@ -107,7 +107,7 @@ def prepare(path: Path, num_prompts: int, table_s: float) -> Bench:
     chosen = [one for one in recordings if len(one[1]) > 16][:num_prompts]
     rows = [r for r in verify_rows(manifest, graphs.row_counts) if r <= 16]
     bench = Bench(graphs, manifest, drafter, chosen, rows, Costs(lambda r, c: 1.0, 0.0, 0.0))
-    prompts = [prompt for prompt, _ in chosen[:3]]
+    prompts = [one.prompt for one in chosen[:3]]
     _, run = record_answers(graphs, drafter, prompts, 16, ())
     measured = bench.table(table_s)
     table = LatencyTable.of(measured.points(manifest.graphs), manifest.graphs)
