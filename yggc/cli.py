@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from yggrt.terminal import (
     prepare_streams,
     progress,
     reports_errors,
-    warn,
+    silent,
 )
 from yggrt.threads import wait_briefly
 
@@ -540,7 +539,6 @@ def compare(
     from yggc.compare.options import check_baselines, check_one_bundle, check_output
     from yggc.host import default_work_dir
     from yggc.workdir import WorkDir
-    from yggrt.busy import warning
 
     baselines = check_baselines(baseline)
     if output is not None:
@@ -579,10 +577,10 @@ def compare(
         return
     _quiet_libraries(as_json)
 
+    from yggc.compare.page import show
     from yggc.compare.report import markdown
     from yggc.compare.run import Request
     from yggc.compare.run import compare as run_comparison
-    from yggc.report_page.output import write_page
 
     request = Request(
         bundles=tuple(files),
@@ -599,21 +597,11 @@ def compare(
     work = WorkDir(Path(work_dir) if work_dir else default_work_dir())
     with Interrupt() as interrupt:
         report = run_comparison(
-            request, work, _say_nothing if as_json else progress, interrupt.requested
+            request, work, silent if as_json else progress, interrupt.requested
         )
-    report["command"] = shlex.join(["yggc", *sys.argv[1:]])
-    page = markdown(report, report["command"])
-    if busy := warning(report["busy_share"]):
-        warn(busy)
-    print(json.dumps(report) if as_json else page)
-    if output is not None:
-        write_page(output, page)
+    show(report, markdown, output, as_json)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def _dry_run(config: object, as_json: bool) -> None:

@@ -35,8 +35,9 @@ def report(
 ) -> None:
     """Writes one HTML page with the figures of a bundle. Runs none of its native code."""
     from yggc.report_page.measured import read_measured
-    from yggc.report_page.output import check_output, write_page
+    from yggc.report_page.output import check_output
     from yggc.report_page.svg import check_matplotlib
+    from yggc.whole import write_whole
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
 
@@ -49,5 +50,5 @@ def report(
 
     parts = sections(manifest, num_bytes, digest, measured)
     page = render(f"Report: {manifest.name}", f"yggc {__version__} report", parts)
-    write_page(output, page)
+    write_whole(output, page.encode())
     note(f"{output}: {len(page.encode()) / 1e3:.0f} kB")

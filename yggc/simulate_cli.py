@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from yggrt.core.errors import RequestError
-from yggrt.terminal import note, progress, reports_errors, warn
+from yggrt.terminal import note, progress, reports_errors, silent, warn
 
 File = Annotated[Path, typer.Argument(help="A bundle.", metavar="FILE.ygg")]
 Prompts = Annotated[
@@ -86,7 +86,7 @@ def traces(
             temperature=temperature,
             seed=seed,
             ignore_eos=ignore_eos,
-            progress=_quiet if as_json else progress,
+            progress=silent if as_json else progress,
         )
     write(output, found)
     num_tokens = sum(len(one.output) for one in found.recordings)
@@ -175,7 +175,3 @@ def simulate(
             f"{row['tpot_ms']:8.2f} ms/token {row['speedup']:6.2f}x "
             f"{row['mean_acceptance_length']:6.2f} tokens/pass  {row['tree']}"
         )
-
-
-def _quiet(text: str) -> None:
-    pass

@@ -7,7 +7,6 @@ have done is exact, and a trace is as small as its text.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from yggc.whole import write_whole
 from yggrt.bundle import Bundle
 from yggrt.core.errors import RequestError
 from yggrt.core.passes import DraftGraphs
@@ -75,7 +75,7 @@ def record(
 
 
 def write(path: Path, traces: Traces) -> None:
-    """Writes a safetensors file, whole or not at all."""
+    """Writes a safetensors file; raises what `write_whole` raises."""
     ids = [token for one in traces.recordings for token in (*one.prompt, *one.output)]
     tensors = {
         "ids": torch.tensor(ids, dtype=torch.int32),
@@ -90,15 +90,7 @@ def write(path: Path, traces: Traces) -> None:
         "temperature": str(traces.temperature),
         "seed": str(traces.seed),
     }
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(save(tensors, about))
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RequestError(
-            f"{path}: cannot be written: {error.strerror or error}", "choose another place with -o"
-        ) from error
+    write_whole(path, save(tensors, about))
 
 
 def read(path: Path, bundle: Bundle) -> Traces:

@@ -39,6 +39,8 @@ from yggrt.terminal import (
 )
 
 if TYPE_CHECKING:
+    from yggrt.bundle import Bundle
+    from yggrt.cache import Cache
     from yggrt.engine_stats import Pass
     from yggrt.session import Options, Session
 
@@ -305,7 +307,6 @@ def verify(
     """Checks every byte, the golden outputs, and with prompts that trees change no token."""
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
-    from yggrt.loading import start_session
     from yggrt.prompts import read_prompt_files
     from yggrt.sampling.params import SamplingParams
     from yggrt.verify import verify_session
@@ -319,15 +320,7 @@ def verify(
     cache = open_cache(cache_dir)
     with Bundle.open(file, full=True, cache=cache) as bundle:
         note(f"{len(bundle.manifest.members)} members have the digests of the manifest")
-        session = start_session(
-            bundle,
-            cache,
-            num_threads=threads,
-            tree=tree,
-            mapped=mapped,
-            on_note=warn,
-            drafter=drafter,
-        )
+        session = _start(bundle, cache, threads, tree, mapped, drafter)
         report = verify_session(
             session,
             bundle.manifest.golden,
@@ -374,7 +367,6 @@ def bench(
     from yggrt.bundle import Bundle
     from yggrt.busy import warning
     from yggrt.cache import open_cache
-    from yggrt.loading import start_session
     from yggrt.prompts import parse_prompts, read_prompt_files
     from yggrt.trace import check_trace_path, write_trace
 
@@ -388,15 +380,7 @@ def bench(
             chosen = parse_prompts(bundle.read(name), name)
         else:
             raise RequestError("the bundle carries no prompts", "give some with --prompts FILE")
-        session = start_session(
-            bundle,
-            cache,
-            num_threads=threads,
-            tree=tree,
-            mapped=mapped,
-            on_note=warn,
-            drafter=drafter,
-        )
+        session = _start(bundle, cache, threads, tree, mapped, drafter)
         if not prompts:
             shipped = chosen
             chosen = fitting(session, shipped)
@@ -536,16 +520,28 @@ def _load(
 ) -> Session:
     from yggrt.bundle import Bundle
     from yggrt.cache import open_cache
-    from yggrt.loading import start_session
 
     cache = open_cache(cache_dir)
     with Bundle.open(file, cache=cache) as bundle:
-        return start_session(
-            bundle,
-            cache,
-            num_threads=threads,
-            tree=tree,
-            mapped=mapped,
-            on_note=warn,
-            drafter=drafter,
-        )
+        return _start(bundle, cache, threads, tree, mapped, drafter)
+
+
+def _start(
+    bundle: Bundle,
+    cache: Cache,
+    threads: int | None,
+    tree: str | None,
+    mapped: bool,
+    drafter: str | None,
+) -> Session:
+    from yggrt.loading import start_session
+
+    return start_session(
+        bundle,
+        cache,
+        num_threads=threads,
+        tree=tree,
+        mapped=mapped,
+        on_note=warn,
+        drafter=drafter,
+    )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from rich.text import Text as Label
 from rich.tree import Tree
 
-from yggrt.core.tree import TokenTree
 from yggrt.engine_stats import Pass
 from yggrt.text import REPLACEMENT
 
@@ -82,9 +81,5 @@ def _verified_rows(one: Pass) -> Sequence[int | None]:
     differ, so that a node is known by the tokens that lead to it."""
     if one.verified == one.drafted:
         return range(one.drafted.num_nodes)
-    rows = {_tokens_to(one.verified, row): row for row in range(one.verified.num_nodes)}
-    return [rows.get(_tokens_to(one.drafted, node)) for node in range(one.drafted.num_nodes)]
-
-
-def _tokens_to(tree: TokenTree, row: int) -> tuple[int, ...]:
-    return tuple(tree.tokens[one] for one in tree.path(row))
+    rows = {path: row for row, path in enumerate(one.verified.token_paths())}
+    return [rows.get(path) for path in one.drafted.token_paths()]

@@ -15,7 +15,6 @@ from typing import TypeAlias
 import msgspec
 import torch
 
-from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Form, Objective
 from yggrt.core.passes import Graphs, prefill_chunks
 from yggrt.core.schema import (
@@ -48,7 +47,7 @@ from yggrt.drafters.rank_acceptance import measure_ranks
 from yggrt.engine import Engine, Sampler
 from yggrt.gate import OpenGate, RunningGate
 from yggrt.plan_costs import plan_candidates
-from yggrt.policies import MIDDLING_CONTEXT, Measured, resolve
+from yggrt.policies import MIDDLING_CONTEXT, Measured, find_shape, resolve
 from yggrt.replay import replay
 
 Fold: TypeAlias = tuple[Drafter, Sequence[Recording]]
@@ -269,7 +268,7 @@ def find_schedule(
     ranks = measure_ranks(folds)
     measured = costs.measured(ranks, graphs, folds)
     if trees is not None and len(trees) > 1:
-        trees = [tree for tree in trees if _has_shape(tree, measured)]
+        trees = [tree for tree in trees if find_shape(tree, measured) is not None]
     search = _Search(graphs, folds, costs, limits, progress, measured)
     # What a window asks the verifier was not recorded: such trees are measured alone.
     windows = [format_tree_spec(tree) for tree in trees or () if tree.policy == "lookahead"]
@@ -334,15 +333,6 @@ def find_schedule(
 def _nodes(tree: str, shaped: TreeSpec) -> int:
     """Nodes that drafting `tree` runs, whose shape `shaped` has."""
     return sum(draft_steps(msgspec.structs.replace(shaped, plan=parse_tree_spec(tree).plan)))
-
-
-def _has_shape(tree: TreeSpec, measured: Measured) -> bool:
-    """Whether what was measured gives the tree a shape: nothing may ever have been right."""
-    try:
-        resolve(tree, measured)
-    except RequestError:
-        return False
-    return True
 
 
 def _rest_s(taken: Run | None, costs: Costs, spec: TreeSpec) -> float:

@@ -16,13 +16,13 @@ from yggrt.core.errors import RequestError
 from yggrt.core.objective import RATIO, Objective
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import UNMEASURED, DepthPredictor, RankAcceptance, TreeSpec
-from yggrt.core.spec import draft_steps, format_tree_spec
+from yggrt.core.spec import draft_steps, format_tree_spec, parse_tree_spec
 from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine
 from yggrt.gate import Gate, OpenGate, RunningGate
 from yggrt.output import FinishReason, Output
-from yggrt.policies import Measured, resolve
+from yggrt.policies import Measured, find_shape, resolve
 from yggrt.request import PLAIN, Options, Request
 from yggrt.stats import Stats
 from yggrt.template import Message
@@ -92,26 +92,26 @@ class Parts:
     ranks: RankAcceptance = UNMEASURED
     predictor: DepthPredictor | None = None
 
-    def resolve(self, spec: TreeSpec) -> TreeSpec:
-        """The spec with its shape; see `yggrt.policies.resolve`."""
-        return resolve(
-            spec,
-            Measured(
-                ranks=self.ranks,
-                row_counts=self.graphs.row_counts,
-                max_expanded=self.drafter.max_expanded,
-                latency=self.latency,
-                rest_s=self.rest_s,
-                draft_step=self.draft_step,
-            ),
+    @property
+    def measured(self) -> Measured:
+        """What trees take their shape from."""
+        return Measured(
+            ranks=self.ranks,
+            row_counts=self.graphs.row_counts,
+            max_expanded=self.drafter.max_expanded,
+            latency=self.latency,
+            rest_s=self.rest_s,
+            draft_step=self.draft_step,
         )
 
+    def resolve(self, spec: TreeSpec) -> TreeSpec:
+        """The spec with its shape; see `yggrt.policies.resolve`."""
+        return resolve(spec, self.measured)
+
     def holds(self, spec: TreeSpec) -> bool:
-        """Whether the graphs have room for the tree once it has its shape; not for one that what
-        was measured gives no shape."""
-        try:
-            shaped = self.resolve(spec)
-        except RequestError:
+        """Whether the graphs have room for the tree once it has its shape; not for one without."""
+        shaped = find_shape(spec, self.measured)
+        if shaped is None:
             return False
         nodes = sum(draft_steps(shaped))
         return shaped.verify <= self.graphs.row_counts[-1] and nodes <= self.drafter.max_expanded
@@ -143,7 +143,9 @@ class Session:
         self._engine_key: tuple[TreeSpec, bool, bool] | None = None
         self._num_requests = 0
         self._constraints: ConstraintCompiler | None = None
-        self._engine_for(tree, gated=True, depth=None)
+        predictor = parts.predictor
+        self._depth_tree = None if predictor is None else parse_tree_spec(predictor.tree)
+        self._engine_for(tree, gated=True, chooses_depth=False)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Completion:
         """The whole output for a raw prompt or its ids; with n, of all choices (`choices`)."""
@@ -194,9 +196,10 @@ class Session:
         self, start: float, prompt_ids: list[int], request: Request, choice: int = 0
     ) -> Generator[Piece, None, None]:
         """Checks the request now; the passes run as the generator is read."""
-        depth = self._depth_for(request)
-        tree = depth.spec if depth is not None else request.tree or self.tree
-        engine = self._engine_for(tree, request.gated, depth)
+        tree, chooses_depth = request.tree or self.tree, self._chooses_depth(request)
+        if chooses_depth and self._depth_tree is not None:
+            tree = self._depth_tree
+        engine = self._engine_for(tree, request.gated, chooses_depth)
         engine.on_stage, engine.on_pass = request.on_stage, request.on_pass
         eos_ids = () if request.ignore_eos else self._eos_ids
         output = Output(
@@ -299,29 +302,30 @@ class Session:
                 "read a stream to its end or close it first, or load a second session",
             )
 
-    def _depth_for(self, request: Request) -> DepthChoice | None:
-        """What chooses the depths of a request: hazards hold for one tree at one temperature, and
-        for passes that are to pay."""
-        predictor, parts = self._parts.predictor, self._parts
+    def _chooses_depth(self, request: Request) -> bool:
+        """Whether hazards choose the depths of a request: they hold for one tree at one
+        temperature, and for passes that are to pay."""
+        predictor = self._parts.predictor
         if predictor is None or request.tree is not None or not request.gated:
-            return None
-        if request.sampling.temperature != predictor.temperature:
-            return None
-        return DepthChoice(
-            predictor, parts.latency, parts.draft_step, parts.rest_s, parts.objective
-        )
+            return False
+        return request.sampling.temperature == predictor.temperature
 
-    def _engine_for(self, spec: TreeSpec, gated: bool, depth: DepthChoice | None) -> Engine:
+    def _engine_for(self, spec: TreeSpec, gated: bool, chooses_depth: bool) -> Engine:
         """The engine of the request before if it fits, else a new one, which knows nothing of the
         cache's rows.
         """
-        key = (spec, gated, depth is not None)
+        key = (spec, gated, chooses_depth)
         if self._engine is None or self._engine_key != key:
             parts = self._parts
             gate: Gate = RunningGate() if gated else OpenGate()
             # Without a gate all rows cost the same, so every drafted node that has a row is
             # verified.
             latency = parts.latency if gated else lambda rows, context: 1.0
+            depth = None
+            if chooses_depth and parts.predictor is not None:
+                depth = DepthChoice(
+                    parts.predictor, latency, parts.draft_step, parts.rest_s, parts.objective
+                )
             self._engine = Engine(
                 parts.graphs,
                 self._cache,

@@ -174,3 +174,7 @@ class Interrupt:
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True
+
+
+def silent(text: str) -> None:
+    """Progress that nobody reads."""

@@ -205,13 +205,13 @@ def test_verbose_shows_the_traceback_of_an_error(session: Session) -> None:
 def test_ctrl_c_ends_with_statistics_and_exit_130(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_step = session._engine_for(session.tree, True, None).step
+    engine_step = session._engine_for(session.tree, True, False).step
 
     def step_and_interrupt() -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return engine_step()
 
-    monkeypatch.setattr(session._engine_for(session.tree, True, None), "step", step_and_interrupt)
+    monkeypatch.setattr(session._engine_for(session.tree, True, False), "step", step_and_interrupt)
     result = raw()
     assert result.exit_code == 130
     assert "1 passes" in result.stderr

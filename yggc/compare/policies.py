@@ -20,6 +20,7 @@ from yggrt.bundle import Bundle
 from yggrt.busy import BusyMeter
 from yggrt.cache import Cache
 from yggrt.core.errors import CheckFailed, RequestError
+from yggrt.core.passes import DraftGraphs
 from yggrt.core.schema import TreeSpec
 from yggrt.core.search import PLAIN
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
@@ -104,9 +105,10 @@ def compare_policies(
         _, missing = _fitting(LADDER.values(), room, parts)
         if missing:
             raise RequestError(f"--ladder: {missing[0]['policy']}: {missing[0]['reason']}", "")
+    draft = load_draft_graphs(bundle, cache)
     busy = BusyMeter()
     found = [
-        _at_temperature(bundle, cache, parts, room, names, request, temperature, progress)
+        _at_temperature(bundle, parts, draft, room, names, request, temperature, progress)
         for temperature in request.temperatures
     ]
     progress("")
@@ -147,8 +149,8 @@ def _fitting(
 
 def _at_temperature(
     bundle: Bundle,
-    cache: Cache,
     parts: Parts,
+    draft: DraftGraphs | None,
     room: Room,
     names: Sequence[str],
     request: Request,
@@ -156,7 +158,7 @@ def _at_temperature(
     progress: Progress,
 ) -> dict[str, Any]:
     progress(f"T = {temperature:g}: calibration answers")
-    known = _calibrated(bundle, cache, parts, temperature)
+    known = _calibrated(bundle, parts, draft, temperature)
     steps = LADDER if request.ladder else {}
     ways: dict[str, Way] = {}
     for title, name in {**{name: name for name in (PLAIN, *names)}, **steps}.items():
@@ -170,7 +172,6 @@ def _at_temperature(
     for way in ways.values():
         way.session.generate(probe, max_tokens=WARMUP_TOKENS, gated=way.gated, **options)
     timings, recordings = _take_turns(ways, request, options, progress)
-    draft = load_draft_graphs(bundle, cache) if request.budgets else None
     if request.budgets:
         recordings = with_needed_hidden(bundle.manifest, parts.graphs, recordings, draft)
     said = replace(known, folds=[(parts.drafter, recordings)])
@@ -186,10 +187,12 @@ def _at_temperature(
     }
 
 
-def _calibrated(bundle: Bundle, cache: Cache, parts: Parts, temperature: float) -> Simulator:
+def _calibrated(
+    bundle: Bundle, parts: Parts, draft: DraftGraphs | None, temperature: float
+) -> Simulator:
     """Over the calibration answers, at a temperature made anew, with drafters that have not seen
     them."""
-    manifest, draft = bundle.manifest, load_draft_graphs(bundle, cache)
+    manifest = bundle.manifest
     unseen_s = unseen_seconds(manifest)
     recorded = manifest.schedule.recordings
     if not temperature or not recorded:

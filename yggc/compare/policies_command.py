@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from pathlib import Path
 
+from yggc.compare.page import show
 from yggc.compare.policies import Request, compare_policies
 from yggc.compare.policies_report import markdown
 from yggc.compare.prompts import chosen_prompts
-from yggc.report_page.output import write_page
 from yggrt.bundle import Bundle
-from yggrt.busy import warning
 from yggrt.cache import open_cache
 from yggrt.sampling.params import SamplingParams
-from yggrt.terminal import progress, warn
+from yggrt.terminal import progress, silent, warn
 
 
 def run_policies(
@@ -52,12 +48,6 @@ def run_policies(
             cache,
             request,
             on_note=warn,
-            progress=(lambda text: None) if as_json else progress,
+            progress=silent if as_json else progress,
         )
-    report["command"] = shlex.join(["yggc", *sys.argv[1:]])
-    page = markdown(report, report["command"])
-    if busy := warning(report["busy_share"]):
-        warn(busy)
-    print(json.dumps(report) if as_json else page)
-    if output is not None:
-        write_page(output, page)
+    show(report, markdown, output, as_json)

@@ -14,7 +14,6 @@ from yggrt.core.errors import CheckFailed
 from yggrt.core.objective import Objective
 from yggrt.core.passes import Graphs
 from yggrt.core.schema import DepthPredictor, TreeSpec
-from yggrt.core.spec import parse_tree_spec
 from yggrt.depth import DepthChoice
 from yggrt.drafters import Drafter
 from yggrt.engine import Engine, Sampler
@@ -68,7 +67,7 @@ def measure_gain(
     num_tokens: int,
     eos_ids: Collection[int],
     budget_s: float,
-    shape: Callable[[TreeSpec], TreeSpec],
+    shape: Callable[[str], TreeSpec],
     on_prompt: Callable[[], None] = lambda: None,
 ) -> Gain:
     """Decodes each task with every fixed tree and with the predictor, whose constants the graphs
@@ -91,7 +90,7 @@ def measure_gain(
                     predictor, costs.latency, costs.draft_step, costs.rest_s, objective
                 )
             engines[key] = Engine(
-                graphs, cache, drafter, depth.spec if depth else shape(parse_tree_spec(way)),
+                graphs, cache, drafter, depth.spec if depth else shape(way),
                 costs.latency, costs.rest_s, RunningGate(), objective, costs.draft_step, depth,
             )  # fmt: skip
         return engines[key]

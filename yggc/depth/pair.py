@@ -22,7 +22,6 @@ from yggrt.drafters.calibrate import Recording
 from yggrt.engine import Sampler
 from yggrt.latency import LatencyTable
 from yggrt.loading import choose_threads, load_draft_graphs, load_graphs
-from yggrt.policies import Measured, resolve
 from yggrt.recordings import recorded_folds
 from yggrt.sampling.params import SamplingParams
 from yggrt.sampling.sampler import Sampler as RequestSampler
@@ -70,20 +69,6 @@ class Pair:
             vocab_size=self.manifest.model.vocab_size,
             seed=self.seed + number,
             keyed_select=self.keyed_select,
-        )
-
-    def shape(self, spec: TreeSpec) -> TreeSpec:
-        """The spec with its shape; see `yggrt.policies.resolve`."""
-        return resolve(
-            spec,
-            Measured(
-                ranks=self.manifest.schedule.ranks,
-                row_counts=self.graphs.row_counts,
-                max_expanded=UNLIMITED if self.draft is None else self.draft.max_expanded,
-                latency=self.costs.latency,
-                rest_s=self.costs.rest_s,
-                draft_step=self.costs.draft_step,
-            ),
         )
 
     def drafters(self, recordings: Sequence[Recording]) -> list[tuple[int, Drafter]]:

@@ -27,6 +27,7 @@ from yggrt.bundle import Bundle, WeightSource, write_bundle
 from yggrt.cache import Cache
 from yggrt.core.schema import FORMAT_VERSION, DepthPredictor
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
+from yggrt.policies import tree_in
 from yggrt.sampling.params import SamplingParams
 from yggrt.target import check_target, host_target
 from yggrt.weights import tensor_chunks
@@ -195,7 +196,7 @@ def _gain(
             num_tokens=options.max_tokens,
             eos_ids=pair.manifest.model.eos_ids,
             budget_s=MEASURE_S,
-            shape=pair.shape,
+            shape=partial(tree_in, pair.manifest),
             on_prompt=on_prompt,
         )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from yggc.report_page.acceptance import NO_BENCH
-from yggc.report_page.iteration import CONTEXT
 from yggc.report_page.measured import Bench
 from yggc.report_page.section import Picture, Section, Table, shown_interval
 from yggc.report_page.svg import COLOURS, svg_of
@@ -15,7 +14,7 @@ from yggrt.core.objective import best_chain_depth, chain_speedup, chain_tokens
 from yggrt.core.schema import HeadDrafter, LmDrafter, Manifest
 from yggrt.core.spec import draft_steps
 from yggrt.latency import LatencyTable
-from yggrt.policies import tree_in
+from yggrt.policies import MIDDLING_CONTEXT, tree_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +62,7 @@ def alpha_of(manifest: Manifest, bench: Bench | None) -> tuple[float, str] | Non
     return None
 
 
-def cost_of(manifest: Manifest, context: int = CONTEXT) -> tuple[float, str]:
+def cost_of(manifest: Manifest, context: int = MIDDLING_CONTEXT) -> tuple[float, str]:
     """A draft step over a plain pass, and of what it is: the drafter's graph of one row, or for
     n-grams the host's drafting of the packed tree by its depth."""
     latency = LatencyTable.of(manifest.latency, manifest.graphs)
@@ -93,11 +92,11 @@ def chain_section(manifest: Manifest, benches: Sequence[Bench]) -> Section:
     latency = LatencyTable.of(manifest.latency, manifest.graphs)
 
     def seconds(rows: int) -> float:
-        return latency(rows, CONTEXT)
+        return latency(rows, MIDDLING_CONTEXT)
 
     text = (
         f"alpha = {chain.alpha:.3f}: {chain.source}. c = {chain.cost_ratio:.3f}: {what}, over a "
-        f"plain pass, at {CONTEXT} tokens of context.",
+        f"plain pass, at {MIDDLING_CONTEXT} tokens of context.",
         "A chain of g tokens, each accepted with probability alpha once it is reached, is faster "
         "by (1 - alpha^(g + 1)) / ((1 - alpha)(g c + 1)) if rows cost nothing (Leviathan et al., "
         f"arXiv 2211.17192): best at g* = {best}, {chain.speedup(best):.2f}x"

@@ -10,14 +10,12 @@ from yggc.report_page.svg import COLOURS, svg_of
 from yggrt.core.schema import Manifest
 from yggrt.core.spec import draft_steps
 from yggrt.latency import LatencyTable
-from yggrt.policies import tree_in
+from yggrt.policies import MIDDLING_CONTEXT, tree_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "One iteration"
-# Tokens of context at which it is drawn, as in the search.
-CONTEXT = 256
 Lane = Literal["drafter's graphs", "verifier's graph", "host"]
 LANES: tuple[Lane, ...] = ("drafter's graphs", "verifier's graph", "host")
 
@@ -32,7 +30,7 @@ class Bar:
     ms: float
 
 
-def iteration(manifest: Manifest, context: int = CONTEXT) -> tuple[Bar, ...]:
+def iteration(manifest: Manifest, context: int = MIDDLING_CONTEXT) -> tuple[Bar, ...]:
     """The stages of a pass that drafts and verifies all that the packed tree may, one after the
     other. Times of graphs are those of the latency table, of the host those that the build
     measured; where it measured none, all of them together."""
@@ -70,10 +68,10 @@ def iteration_section(manifest: Manifest) -> Section:
     bars = iteration(manifest)
     total = sum(one.ms for one in bars)
     text = (
-        f"{manifest.schedule.tree}, at {CONTEXT} tokens of context: {total:.2f} ms for a pass "
-        "that drafts and verifies all that this schedule may; the gate and the choice of rows "
-        "make many passes smaller. Graphs: as in the latency table. Host: means of the short runs "
-        "at the build; of their drafting what the table says of the drafter's graphs is left "
+        f"{manifest.schedule.tree}, at {MIDDLING_CONTEXT} tokens of context: {total:.2f} ms for a "
+        "pass that drafts and verifies all that this schedule may; the gate and the choice of "
+        "rows make many passes smaller. Graphs: as in the latency table. Host: means of the short "
+        "runs at the build; of their drafting what the table says of the drafter's graphs is left "
         "out. Nothing overlaps on this target.",
     )
     rows = tuple(

@@ -1,4 +1,4 @@
-"""Where a page goes: checked before the work, written whole or not at all."""
+"""Where a page goes: checked before the work."""
 
 from __future__ import annotations
 
@@ -31,18 +31,3 @@ def _is_page(path: Path) -> bool:
             return file.read(len(_START)) in (_START.encode(), b"")
     except OSError:
         return False
-
-
-def write_page(path: Path, page: str) -> None:
-    """Writes the whole page or nothing; RequestError if it cannot."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise RequestError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "free some space or choose another file",
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -108,14 +108,6 @@ def _needs_host(plan: Plan, tail: str) -> bool:
     return "host" in (plan.accept, plan.prune, plan.mask) or tail == "conditional"
 
 
-def stage_order(plan: Plan) -> tuple[str, ...]:
-    """The axes that decide which stages depend on which: plans with equal ones are one graph of
-    stages."""
-    return (
-        plan.tail, plan.head, plan.head_rows, plan.accept, plan.prune, plan.streams, plan.commit,
-    )  # fmt: skip
-
-
 def parse_plan(text: str) -> Plan:
     """Reads `axis=value,...`, axes left out at their defaults; raises RequestError that says what
     exists."""

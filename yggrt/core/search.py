@@ -117,9 +117,9 @@ def choose_buckets(replay: Replay, min_share: float = 0.01) -> tuple[int, ...]:
     return tuple(sorted({1, max(by_rows, default=1)} | used))
 
 
-def first_trees(buckets: Sequence[int]) -> list[TreeSpec]:
-    """Equal-growth trees of every width and depth, global frontier, each verified in the largest
-    bucket that it can fill: what is pruned in a pass depends on the pass."""
+def first_trees(buckets: Sequence[int], widths: Sequence[int] = WIDTHS) -> list[TreeSpec]:
+    """Equal-growth trees of these widths and every depth, global frontier, each verified in the
+    largest bucket that it can fill: what is pruned in a pass depends on the pass."""
     largest = buckets[-1]
     return [
         TreeSpec(
@@ -129,7 +129,7 @@ def first_trees(buckets: Sequence[int]) -> list[TreeSpec]:
             children=2 * width,
             verify=min(largest, 1 + width * depth),
         )
-        for width in WIDTHS
+        for width in widths
         for depth in DEPTHS
         if largest > 1
     ]

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from yggrt.core.static_trees import depths
+
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
@@ -53,10 +55,14 @@ class TokenTree:
     @property
     def depths(self) -> tuple[int, ...]:
         """Edges from the root to each row; a row's position is the root's plus its depth."""
-        depths = [0]
-        for parent in self.parents[1:]:
-            depths.append(depths[parent] + 1)
-        return tuple(depths)
+        return tuple(depths(self.parents[1:]))
+
+    def token_paths(self) -> list[tuple[int, ...]]:
+        """The tokens that lead to each row from the root, the root's left out."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return paths
 
     def ancestor_mask(self) -> list[list[bool]]:
         """[rows, rows]: whether row i may see row j, that is, j is i or an ancestor of i."""

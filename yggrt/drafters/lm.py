@@ -38,13 +38,13 @@ class LmDrafter(ModelDrafter):
         return "lm"
 
     def run_tail(self, tree: TokenTree) -> None:
-        paths = _token_paths(tree)
+        paths = tree.token_paths()
         # Only what hangs on nodes that were run: what joined the tree may be long.
         missing = [path for path in paths if path not in self._rows and path[:-1] in self._rows]
         self._run_more(missing[: self._graphs.widths[-1]])
 
     def run_heads(self, tree: TokenTree, answers: Sequence[int], num: int) -> None:
-        paths = _token_paths(tree)
+        paths = tree.token_paths()
         likely = sorted(range(tree.num_nodes), key=lambda row: (-tree.scores[row], row))
         roots = [
             (*paths[row], answers[row])
@@ -105,11 +105,3 @@ class LmDrafter(ModelDrafter):
     def _embeddable(self, tokens: Sequence[int]) -> list[int]:
         last = self._graphs.vocab_size - 1
         return [min(token, last) for token in tokens]
-
-
-def _token_paths(tree: TokenTree) -> list[Path]:
-    """The tokens that lead to each row, the root's left out."""
-    paths: list[Path] = [()]
-    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-        paths.append((*paths[parent], token))
-    return paths

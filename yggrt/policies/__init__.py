@@ -117,6 +117,15 @@ def resolve(spec: TreeSpec, measured: Measured) -> TreeSpec:
         ) from error
 
 
+def find_shape(spec: TreeSpec, measured: Measured) -> TreeSpec | None:
+    """As `resolve`; None where what was measured gives the spec no shape, as when nothing was ever
+    right."""
+    try:
+        return resolve(spec, measured)
+    except RequestError:
+        return None
+
+
 def tree_in(manifest: Manifest, tree: str) -> TreeSpec:
     """A tree spec with the shape that it has in this bundle. Raises what `resolve` raises."""
     latency = LatencyTable.of(manifest.latency, manifest.graphs)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from yggrt.core.schema import TreeSpec
-from yggrt.core.search import DEPTHS, WIDTHS
+from yggrt.core.search import WIDTHS, first_trees
 from yggrt.core.spec import Values, choice, size
 from yggrt.core.tree import TokenTree
 from yggrt.drafters import Drafter
@@ -111,14 +111,4 @@ class EqualGrowth(Policy):
         return grow(root_token, spec, drafter, min_score)
 
     def settings(self, room: Room) -> list[TreeSpec]:
-        return [
-            TreeSpec(
-                policy="egt",
-                width=width,
-                depth=depth,
-                children=2 * width,
-                verify=min(room.max_rows, 1 + width * depth),
-            )
-            for width in sorted({*WIDTHS, *room.widths})
-            for depth in DEPTHS
-        ]
+        return first_trees((room.max_rows,), sorted({*WIDTHS, *room.widths}))
