@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,23 @@ def test_a_folder_of_written_text_is_its_parts(tmp_path: Path) -> None:
     (tmp_path / "dropped.jsonl").write_text('{"prompt_sha256": "ab", "reason": "repeats"}\n')
     write(tmp_path / "part-00000.jsonl", made(2, 1, 2, 3, 4))
     assert len(read(tmp_path).train) == 1
+
+
+def test_gzipped_rows_are_the_same_rows(tmp_path: Path) -> None:
+    plain = write(tmp_path / "a.jsonl", made(2, 1, 2, 3, 4), made(1, 5, 6, 7))
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "a.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert read(packed).digest == read(plain).digest == read(packed / "a.jsonl.gz").digest
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"{}" + data])
+def test_a_damaged_gzip_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(json.dumps(made(1, 1, 2, 3)).encode())))
+    with pytest.raises(SourceError, match=r"a\.jsonl\.gz: is no whole gzip file") as caught:
+        read(path)
+    assert caught.value.tip
 
 
 def test_a_prompt_is_held_out_with_all_its_responses(tmp_path: Path) -> None:
@@ -98,7 +117,7 @@ def test_no_text_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such file"):
         read(tmp_path / "none.jsonl")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(SourceError, match=r"has no \.jsonl files"):
+    with pytest.raises(SourceError, match=r"has no \.jsonl or \.jsonl\.gz files"):
         read(tmp_path / "folder")
 
 

@@ -1,4 +1,4 @@
-"""Reads training text: JSON lines of token ids that the verifier wrote itself.
+"""Reads training text: JSON lines of token ids that the verifier wrote itself, plain or gzipped.
 
 A row has `ids` (prompt and response) and `num_prompt`, and may have `prompt_sha256`; other keys
 are taken no notice of.
@@ -6,8 +6,10 @@ are taken no notice of.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from yggc.errors import SourceError
 
 # A response is cut to this many tokens at least, or its row is left out.
 MIN_RESPONSE = 2
+# The suffix of files that are read through gzip.
+GZIPPED = ".gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +65,15 @@ class Texts:
 
 def find_files(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The files named, and for a directory its parts as `yggc train data` names them, else its
-    `*.jsonl`; SourceError if there is none.
+    `*.jsonl` and `*.jsonl.gz`; SourceError if there is none.
     """
     files: list[Path] = []
     for path in paths:
         parts = sorted(path.glob("part-*.jsonl"))
-        found = (parts or sorted(path.glob("*.jsonl"))) if path.is_dir() else [path]
+        every = sorted([*path.glob("*.jsonl"), *path.glob(f"*.jsonl{GZIPPED}")])
+        found = (parts or every) if path.is_dir() else [path]
         if not found or not found[0].is_file():
-            what = "has no .jsonl files" if path.is_dir() else "no such file"
+            what = f"has no .jsonl or .jsonl{GZIPPED} files" if path.is_dir() else "no such file"
             raise SourceError(
                 f"training text {path}: {what}, wanted JSON lines of token ids",
                 "`yggc train data` writes such text",
@@ -140,10 +145,15 @@ def _is_held_out(row: Row, share: float) -> bool:
 
 def _read_file(file: Path, vocab_size: int, max_tokens: int) -> Iterator[Row]:
     try:
-        with file.open("rb") as lines:
+        with gzip.open(file) if file.suffix == GZIPPED else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _parse(f"{file}:{number}", line, vocab_size, max_tokens)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SourceError(
+            f"training text {file}: is no whole gzip file: {error}",
+            "compress it again, or give the plain file",
+        ) from error
     except OSError as error:
         raise SourceError(
             f"training text {file}: cannot be read: {error.strerror}", "check the path"
