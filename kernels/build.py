@@ -29,6 +29,9 @@ HEADERS = (
     "vec.h", "formats.h", "tile.h", "integer.h", "amx.h", "linear.h", "embedding.h", "attention.h",
     "kv.h", "noise.h", "candidates.h",
 )  # fmt: skip
+# All that the operators' library is compiled from, and where those for GPUs are.
+OPERATOR_SOURCES = tuple(SOURCE_DIR / name for name in (*HEADERS, "ops.cpp"))
+TRITON_DIR = Path(__file__).parent / "triton"
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
 # Two libraries in one process must not share inline functions: they may be for different machines.
 LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
@@ -146,8 +149,8 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
     digest = hashlib.sha256()
     for item in (*flags, EXPORTS, version, torch.__version__):
         digest.update(item.encode() + b"\0")
-    for file in (*HEADERS, "ops.cpp"):
-        digest.update((SOURCE_DIR / file).read_bytes() + b"\0")
+    for path in OPERATOR_SOURCES:
+        digest.update(path.read_bytes() + b"\0")
     namespace = f"ygg_cpu_{digest.hexdigest()[:12]}"
     out_dir.mkdir(parents=True, exist_ok=True)
     target = out_dir / f"{namespace}.so"

@@ -91,6 +91,11 @@ def compiler_digest() -> str:
     return source_digest("aot.py", *(f"models/{part}.py" for part in parts))
 
 
+def packing_digest() -> str:
+    """As `compiler_digest`, of the code that packs weights."""
+    return source_digest("models/blocks.py", "models/head.py", "models/weights.py")
+
+
 def source_digest(*parts: str) -> str:
     """Digest of modules of this package; comments and docstrings are left out."""
     root = Path(__file__).parent

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggc.matrix_cli import matrix
 from yggc.report_cli import report
 from yggc.simulate_cli import simulate, traces
 from yggc.train_cli import train
@@ -49,6 +50,7 @@ app.add_typer(train)
 app.command()(traces)
 app.command()(simulate)
 app.command()(report)
+app.command()(matrix)
 
 Recipe = Annotated[
     Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")
@@ -230,7 +232,7 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Builds a bundle: load, adapt, profile, search, freeze, pack. Finished stages are reused."""
-    from yggc.config import buckets_up_to
+    from yggc.config import buckets_up_to, recipe_targets
     from yggc.policies import LAB_ROWS, check_policies, check_room
     from yggc.report import print_result
 
@@ -264,11 +266,20 @@ def build(
         "calibration": calibration,
         "calibration_tokens": calibration_tokens,
     }
-    config, reporter = _prepare(recipe, flags, as_json, dry_run)
-    check_room(names, config)
     if dry_run:
-        _dry_run(config, as_json)
+        from yggc.dry_run import check_fit, show_plan
+
+        # A recipe may be for several targets, and a plan is wanted for each.
+        targets = recipe_targets(recipe) if target is None else ()
+        plans = []
+        for one in targets or (target,):
+            config, _ = _prepare(recipe, flags | {"target": one}, as_json, dry_run=True)
+            check_room(names, config)
+            plans.append(show_plan(config, as_json))
+        check_fit(plans)
         return
+    config, reporter = _prepare(recipe, flags, as_json, dry_run=False)
+    check_room(names, config)
 
     with _checked_machine(config):
         from yggc.pipeline import build as run_pipeline
@@ -361,15 +372,13 @@ def _prepare(
     recipe: Path | None, flags: dict[str, Any], as_json: bool, dry_run: bool
 ) -> tuple[BuildConfig, Reporter]:
     """The resolved configuration, and a reporter that has said what each "auto" became."""
-    import msgspec
-
-    from yggc.config import load_config
+    from yggc.config import for_target, load_config
     from yggc.report import Reporter
     from yggc.targets import resolve_target
 
     config, notes = load_config(recipe, flags)
     chosen, target_notes = resolve_target(config.target, dry_run=dry_run)
-    config = msgspec.structs.replace(config, target=chosen)
+    config = for_target(config, chosen)
     reporter = Reporter(quiet=as_json)
     for line in (*target_notes, *notes):
         reporter.say(line)
@@ -602,42 +611,6 @@ def compare(
     show(report, markdown, output, as_json)
     if report["interrupted"]:
         raise typer.Exit(INTERRUPTED)
-
-
-def _dry_run(config: object, as_json: bool) -> None:
-    from yggc.config import BuildConfig
-    from yggc.estimate import estimate
-
-    assert isinstance(config, BuildConfig)
-    resolved, needs = estimate(config)
-    if as_json:
-        import msgspec
-
-        print(
-            json.dumps(
-                {"config": msgspec.to_builtins(resolved), "estimate": msgspec.to_builtins(needs)}
-            )
-        )
-        return
-    for line in needs.notes:
-        note(line)
-    for key in resolved.__struct_fields__:
-        print(f"{key} = {getattr(resolved, key)}")
-    print(f"graphs: {', '.join(needs.graphs)}")
-    if needs.num_parameters:
-        print(f"parameters: {needs.num_parameters / 1e6:.1f} M")
-        print(
-            f"compile time: about {needs.compile_s / 60:.1f} minutes in {resolved.jobs} processes"
-        )
-        print(
-            f"memory to run: weights {needs.weights_bytes / 1e9:.2f} GB, keys and values "
-            f"{needs.kv_bytes / 1e9:.2f} GB, workspace {needs.workspace_bytes / 1e9:.2f} GB"
-        )
-        print(f"memory to build: about {needs.memory_bytes / 1e9:.1f} GB")
-        print(
-            f"bundle: about {needs.output_bytes / 1e9:.2f} GB; work directory: "
-            f"{needs.work_bytes / 1e9:.2f} GB"
-        )
 
 
 def _quiet_libraries(as_json: bool) -> None:

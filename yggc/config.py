@@ -47,7 +47,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     (all of it); with "+ngram" behind a model n-grams join its trees. `drafter_quant` and
     `drafter_dtype` are to it what `quant` and `dtype` are to the verifier, `drafter_widths` the
     nodes that one pass of it runs. `objective` is what a pass's choice of rows maximises.
-    `profile` is a file of `yggc profile` to take times from, "" measures them.
+    `profile` is a file of `yggc profile` to take times from, "" measures them. A recipe may name
+    several targets, of which a build takes one; "{target}" in `name` and `output` stands for it.
     """
 
     name: str
@@ -180,6 +181,11 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return int(layers)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the target, once it is resolved, is a GPU."""
+        return self.target not in ("cpu", "auto")
+
+    @property
     def most_expanded(self) -> int:
         """Nodes of one tree that a drafting model runs: the root, then a step for every level but
         the last.
@@ -305,7 +311,7 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
     unknown key, a wrong type or a missing option.
     """
     where = f"recipe {recipe}" if recipe else "command line"
-    values = _read_recipe(recipe) if recipe else {}
+    values = read_recipe(recipe) if recipe else {}
     unknown = [key for key in (*values, *flags) if key not in OPTIONS]
     if unknown:
         near = difflib.get_close_matches(unknown[0], OPTIONS, n=1)
@@ -317,6 +323,8 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
     for key, flag in (("verifier", "--verifier"), ("output", "-o"), ("target", "--gpu")):
         if not values.get(key):
             raise RecipeError(f"{where}: no {key}", f'give {flag}, or {key} = "..." in a recipe')
+    if isinstance(values["target"], list):
+        values["target"] = _only_target(where, values["target"])
     values.setdefault("name", Path(str(values["output"])).stem)
     notes = _resolve_host(values)
     try:
@@ -334,7 +342,35 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
         ) from error
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
+def recipe_targets(recipe: Path | None) -> tuple[str, ...]:
+    """The targets that a recipe names, none if it names none; RecipeError for one that cannot be
+    read or whose targets are no names, or not different ones.
+    """
+    found = read_recipe(recipe).get("target") if recipe else None
+    targets = found if isinstance(found, list) else [found or ""]
+    if not all(isinstance(one, str) for one in targets) or len(set(targets)) < len(targets):
+        raise RecipeError(
+            f"recipe {recipe}: target is {found!r}, wanted a name or a list of different names",
+            'as in target = "cpu", or target = ["a100", "h100"]',
+        )
+    return tuple(one for one in targets if one)
+
+
+def _only_target(where: str, targets: list[Any]) -> Any:
+    if len(targets) == 1:
+        return targets[0]
+    names = ", ".join(map(str, targets))
+    raise RecipeError(f"{where}: is for {names}, a build is for one of them", "name it with --gpu")
+
+
+def for_target(config: BuildConfig, target: str) -> BuildConfig:
+    """The configuration for a concrete target, whose name takes the place of "{target}"."""
+    named = {key: getattr(config, key).replace("{target}", target) for key in ("name", "output")}
+    return msgspec.structs.replace(config, target=target, **named)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """What a recipe says, paths as they are from here; RecipeError if it cannot be read."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -398,9 +434,10 @@ def resolve_for_model(
     notes = []
     dtype, length = config.dtype, config.max_model_len
     if dtype == "auto":
-        dtype = "float32" if is_gguf or stored_dtype == "float32" else "bfloat16"
+        single = (is_gguf or stored_dtype == "float32") and not config.on_gpu
+        dtype = "float32" if single else "bfloat16"
         origin = "a GGUF file" if is_gguf else f"a checkpoint in {stored_dtype}"
-        notes.append(f"dtype: auto is {dtype}, for {origin}")
+        notes.append(f"dtype: auto is {dtype}, for {'a GPU' if config.on_gpu else origin}")
     if length == 0:
         length = min(model_limit, DEFAULT_MAX_MODEL_LEN)
         notes.append(f"max_model_len: auto is {length}; the model allows {model_limit}")
@@ -427,7 +464,7 @@ def resolve_for_model(
         )
     activations = config.activations
     if activations == "auto":
-        activations = "float32" if quant == "none" else "int8"
+        activations = "float32" if quant == "none" or config.on_gpu else "int8"
         if activations == "int8":
             notes.append(
                 "activations: auto is int8, for quantised matrices; float32 is slower and keeps "
@@ -438,7 +475,9 @@ def resolve_for_model(
             "activations is int8, wanted quantised matrices with it; quant is none",
             "add --quant int8 or int4, or give a quantised GGUF file",
         )
-    kv_dtype = "float32" if config.kv_dtype == "auto" else config.kv_dtype
+    kv_dtype = config.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "bfloat16" if config.on_gpu else "float32"
     resolved = msgspec.structs.replace(
         config,
         dtype=dtype,

@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from yggc.config import BuildConfig, resolve_for_model
+from yggc.heads import is_head_folder
 from yggc.models.checkpoint import (
     Checkpoint,
     context_limit,
     empty_model,
     open_checkpoint,
     open_drafter,
+    read_config,
 )
 from yggc.models.drafter import drafter_options, plan_drafter
 from yggc.models.formats import choose_formats, model_footprint
+from yggc.models.head import read_head_config
 from yggc.models.medusa import MedusaConfig
+from yggc.models.shipped import find_shipped
 from yggc.models.source import hub_config, resolve_source, source_kind
 from yggc.models.wheel import WheelFile, is_fetched
 from yggc.preflight import COMPILE_BYTES, OUTPUT_EXTRA_BYTES, WORK_EXTRA_BYTES
+from yggc.targets import find_gpu_target
 from yggc.workdir import WorkDir
 from yggrt.core.footprint import Footprint
 
@@ -30,12 +35,16 @@ from yggrt.core.footprint import Footprint
 # takes a third more.
 LAYER_S = 2.0
 DYNAMIC_FACTOR = 1.3
+# What a CUDA context, the graphs' code and their capture take beside the tensors. An allowance, not
+# measured.
+CUDA_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Sizes in bytes; weights, keys and values, and workspace are what running takes, memory what
-    building takes. `num_parameters` is 0, and sizes leave the model out, when it is not here yet.
+    building takes of the host. `num_parameters` is 0, and sizes leave the model out, when it is
+    not here yet. On a GPU `device_bytes` is what running takes of its `device_memory_bytes`.
     """
 
     graphs: tuple[str, ...]
@@ -47,17 +56,26 @@ class Estimate:
     weights_bytes: int = 0
     kv_bytes: int = 0
     workspace_bytes: int = 0
+    device_bytes: int = 0
+    device_memory_bytes: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the target's memory holds it, as far as that is known."""
+        return self.device_bytes <= self.device_memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's configuration, and its checkpoint where that is local: on the hub only config.json
-    is read.
+    """A model's configuration, and its checkpoint where that is local; of a model that is not
+    here, `stored` are the formats of the matrices and the vocabulary in its GGUF file, None for
+    any other.
     """
 
     config: Any
     checkpoint: Checkpoint | None
+    stored: tuple[str, str] | None = None
 
     def resolve(self, options: BuildConfig) -> tuple[BuildConfig, list[str]]:
         stated = str(self.config.dtype or "float32").removeprefix("torch.")
@@ -66,25 +84,39 @@ class FoundModel:
             options,
             model_limit=context_limit(self.config),
             stored_dtype=stated if checkpoint is None else checkpoint.dtype,
-            is_gguf=checkpoint is not None and checkpoint.source.is_gguf,
-            is_quantised=checkpoint is not None and bool(checkpoint.stored_formats),
+            is_gguf=self.stored is not None
+            or (checkpoint is not None and checkpoint.source.is_gguf),
+            is_quantised=self.stored is not None
+            or (checkpoint is not None and bool(checkpoint.stored_formats)),
         )
 
 
 def find_model(
-    text: str, config: BuildConfig, option: str, verifier: Checkpoint | None = None
+    text: str, config: BuildConfig, option: str, verifier: FoundModel | None = None
 ) -> FoundModel | None:
-    """The model that `text` names, its hash in the option of that name, a head over `verifier`;
-    None for a wheel, which would have to be fetched.
+    """The model that `text` names, its hash in the option of that name, maybe a head over
+    `verifier`. Nothing is fetched: None for a model that is neither here nor among those whose
+    configurations come with the compiler.
     """
     kind = source_kind(text)
     work = WorkDir(Path(config.work_dir))
     if kind == "wheel" and not is_fetched(WheelFile.parse(text), work):
+        shipped = find_shipped(text, getattr(config, option))
+        if shipped is None:
+            return None
+        folder, stated = shipped
+        return FoundModel(read_config(folder), None, (stated.matrices, stated.vocabulary))
+    is_here = kind != "hub"
+    folder: Path | None = Path(text).expanduser() if is_here else hub_config(text)
+    if folder is None:
         return None
-    if kind == "hub":
-        return FoundModel(hub_config(text), None)
+    whole = verifier.checkpoint if verifier is not None and is_here else None
+    if verifier is not None and whole is None and is_head_folder(folder):
+        return FoundModel(read_head_config(folder, verifier.config), None)
+    if not is_here:
+        return FoundModel(read_config(folder), None)
     source = resolve_source(text, work, getattr(config, option), option)
-    opened = open_checkpoint(source) if verifier is None else open_drafter(source, verifier)
+    opened = open_checkpoint(source) if whole is None else open_drafter(source, whole)
     return FoundModel(opened.config, opened)
 
 
@@ -93,8 +125,7 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
     found = find_model(config.verifier, config, "verifier_sha256")
     drafter = found
     if config.has_draft_model and config.self_layers is None:
-        verifier = found.checkpoint if found is not None else None
-        drafter = find_model(config.draft_model, config, "drafter_sha256", verifier)
+        drafter = found and find_model(config.draft_model, config, "drafter_sha256", found)
     draft_graphs = config.draft_graph_rows
     if drafter is not None and isinstance(drafter.config, MedusaConfig):
         draft_graphs = {}
@@ -106,7 +137,7 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
         return config, Estimate(graphs, 0.0, 0, *sizes, 0, notes=(note,))
     model = empty_model(found.config)
     config, notes = found.resolve(config)
-    formats, more = choose_formats(model, config, found.checkpoint)
+    formats, more = choose_formats(model, config, found.checkpoint, found.stored)
     footprint = model_footprint(model, config, formats)
     layers: int = model.config.num_hidden_layers
     num_compiles = len(config.graph_rows) + (
@@ -118,16 +149,23 @@ def estimate(config: BuildConfig) -> tuple[BuildConfig, Estimate]:
         compile_s += small * LAYER_S * len(draft_graphs)
         more = [*more, *drafter_notes]
     packed = footprint.weights_bytes
+    gpu = find_gpu_target(config.target)
+    device_bytes = 0 if gpu is None else footprint.total_bytes + CUDA_BYTES
+    if gpu is not None:
+        more = [*more, "minutes are those of graphs for CPUs; a build for a GPU was not measured"]
     return config, Estimate(
         graphs=graphs,
         compile_s=compile_s / min(config.jobs, len(graphs)),
-        memory_bytes=footprint.total_bytes + config.jobs * COMPILE_BYTES,
+        memory_bytes=(footprint.total_bytes if gpu is None else packed)
+        + config.jobs * COMPILE_BYTES,
         output_bytes=packed + OUTPUT_EXTRA_BYTES,
         work_bytes=packed + WORK_EXTRA_BYTES,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights_bytes=packed,
         kv_bytes=footprint.kv_bytes,
         workspace_bytes=footprint.workspace_bytes,
+        device_bytes=device_bytes,
+        device_memory_bytes=0 if gpu is None else gpu.memory_bytes,
         notes=(*notes, *more),
     )
 

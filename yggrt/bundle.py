@@ -57,6 +57,17 @@ class Bundle:
         self.verified = "everything but the weights"
         self._storage: torch.UntypedStorage | None = None
 
+    @staticmethod
+    def read_manifest(path: Path) -> Manifest:
+        """The manifest alone, checked in itself; BundleError as for `open`. Of the other members
+        nothing is read.
+        """
+        with _open_file(path) as file:
+            text = _read_manifest(file, path)
+        manifest = Manifest.from_json(text, str(path))
+        check_manifest(manifest, str(path))
+        return manifest
+
     @classmethod
     def open(cls, path: Path | str, *, full: bool = False, cache: Cache | None = None) -> Self:
         """Opens and checks a bundle; raises BundleError with what was found and what was wanted.

@@ -20,19 +20,23 @@ _ROUNDED = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0")}
 
 
 def choose_formats(
-    model: Any, config: BuildConfig, checkpoint: Checkpoint | None
+    model: Any,
+    config: BuildConfig,
+    checkpoint: Checkpoint | None,
+    stored: tuple[str, str] | None = None,
 ) -> tuple[dict[str, str], list[str]]:
     """Formats of the quantised matrices by parameter name, tied ones once, and what a user should
-    be told. `config.quant` is resolved; `keep` needs the checkpoint.
+    be told. `config.quant` is resolved; `keep` needs the checkpoint, or what its matrices and
+    those of its vocabulary are `stored` in.
     """
     tied = tied_names(model)
     matrices = {name: one for name, one in find_matrices(model).items() if name not in tied}
     if config.quant == "none":
         return {}, []
-    if config.quant == "keep":
+    if config.quant == "keep" and stored is None:
         assert checkpoint is not None
         return _kept(checkpoint, config.dtype)
-    body, vocabulary = _ROUNDED[config.quant]
+    body, vocabulary = stored if config.quant == "keep" and stored else _ROUNDED[config.quant]
     formats = {
         name: vocabulary if matrix.is_vocabulary else body
         for name, matrix in matrices.items()
@@ -81,15 +85,16 @@ def model_footprint(
 ) -> Footprint:
     """What the compiled model takes at its context limit, as the verifier or, with `drafts`, as
     the drafter; `config` is resolved for it. Caches are taken from the configuration, so they are
-    an estimate for unusual attention.
+    an estimate for unusual attention. On a GPU norms and activations are bfloat16 as well.
     """
+    value_bytes = 2 if config.on_gpu else 4
     tied = tied_names(model)
     matrices = find_matrices(model)
     weights = 0
     for name, parameter in model.named_parameters():
         matrix = matrices.get(name)
         if matrix is None:
-            weights += 4 * parameter.numel()
+            weights += value_bytes * parameter.numel()
         else:
             form = FORMATS[formats.get(tied.get(name, name), config.dtype)]
             weights += form.num_bytes(matrix.num_outputs, matrix.num_inputs)
@@ -105,5 +110,7 @@ def model_footprint(
     return Footprint(
         weights_bytes=weights,
         kv_bytes=kv_bytes(layers, slots, config.kv_dtype),
-        workspace_bytes=workspace_bytes(rows, config.prefill_buckets[-1], hf.vocab_size, widest),
+        workspace_bytes=workspace_bytes(
+            rows, config.prefill_buckets[-1], hf.vocab_size, widest, value_bytes
+        ),
     )

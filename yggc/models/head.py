@@ -11,7 +11,7 @@ but for EAGLE-3.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from yggc.models.checkpoint import (
     stored_dtype,
     wanted_state,
 )
+from yggc.models.eagle import HeadConfig
 from yggc.models.eagle3 import Eagle3Config, published_taps
 from yggc.models.head_layouts import DRAFT_IDS, MEMBERS, OFFSETS, Layout, find_layout
 from yggc.models.matrices import tied_names
@@ -42,6 +43,9 @@ EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 FUSE = "fc.weight"
 _MAPS = (DRAFT_IDS, OFFSETS, MEMBERS)
+# Of the kinds in the EAGLE repository's layout only EAGLE-3 says in its configuration that it is
+# a head.
+_OF_EAGLE3 = ("midlayer.self_attn.q_proj.weight",)
 
 
 class HeadCheckpoint(Checkpoint):
@@ -223,6 +227,24 @@ def layout_of(folder: Path) -> Layout | None:
     config = check_config(folder)
     names = shards.read_headers(shards.find_weights(folder, config), HEAD_TYPES)
     return find_layout(folder, config, names)
+
+
+def read_head_config(folder: Path, verifier: PreTrainedConfig) -> HeadConfig | MedusaConfig:
+    """A head's configuration from its `config.json`, and its tensors' headers where they are here;
+    `verifier` is the verifier's. SourceError if it is no head that is read.
+    """
+    stated = check_config(folder)
+    stored: dict[str, shards.StoredTensor] = {}
+    names: Collection[str] = _OF_EAGLE3
+    if any(folder.glob("*.safetensors")) or PUBLISHED_MEDUSA in stated:
+        stored = shards.read_headers(shards.find_weights(folder, stated), HEAD_TYPES)
+        names = stored
+    layout = find_layout(folder, stated, names)
+    assert layout is not None, "asked of a head alone"
+    config = layout.config(stated, stored)
+    if isinstance(config, Eagle3Config) and not config.taps:
+        config.taps = published_taps(verifier.num_hidden_layers)
+    return config
 
 
 def weight_name(config: PreTrainedConfig, which: str) -> str:

@@ -17,6 +17,7 @@ from yggc.errors import SourceError
 from yggc.heads import HEAD_TYPES, PUBLISHED_MEDUSA, is_head
 from yggc.models import shards
 from yggc.models.license import directory_license
+from yggc.models.shipped import find_shipped
 from yggc.models.wheel import WheelFile, fetch
 from yggc.workdir import WorkDir, hash_file
 from yggrt.core.schema import Source, SourceFile
@@ -116,18 +117,25 @@ def resolve_source(
     return _directory("hub", repo, folder, commit, sha256, option)
 
 
-def hub_config(text: str) -> Any:
-    """The transformers configuration of a hub model, without fetching its weights."""
-    from yggc.models.checkpoint import read_config
+def hub_config(text: str) -> Path | None:
+    """The folder with a hub model's `config.json`, where that needs no download: it comes with the
+    compiler or is in the hub's cache. SourceError for heads that say no sizes in it.
+    """
+    from huggingface_hub import try_to_load_from_cache
 
     repo, _, revision = text.partition("@")
-    folder, _ = _fetch_from_hub(repo, revision or None, ("config.json",))
+    if shipped := find_shipped(repo, revision):
+        return shipped[0]
+    cached = try_to_load_from_cache(repo, "config.json", revision=revision or None)
+    if not isinstance(cached, str):
+        return None
+    folder = Path(cached).parent
     if PUBLISHED_MEDUSA in check_config(folder):
         raise SourceError(
             f"hub model {repo}: its config.json says no sizes of its Medusa heads",
             "fetch it, and give the directory",
         )
-    return read_config(folder)
+    return folder
 
 
 def _gguf(
@@ -241,9 +249,7 @@ def _refuse_unknown_architecture(path: Path, config: dict[str, Any]) -> None:
     )
 
 
-def _fetch_from_hub(
-    repo: str, revision: str | None, patterns: tuple[str, ...] = _HUB_PATTERNS
-) -> tuple[Path, str]:
+def _fetch_from_hub(repo: str, revision: str | None) -> tuple[Path, str]:
     """The snapshot folder in the ordinary hub cache, and its commit."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
@@ -256,7 +262,9 @@ def _fetch_from_hub(
 
     name = f"{repo}@{revision}" if revision else repo
     try:
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
+        folder = Path(
+            snapshot_download(repo, revision=revision, allow_patterns=list(_HUB_PATTERNS))
+        )
     except GatedRepoError as error:
         raise SourceError(
             f"hub model {name}: access is restricted",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ygg_kernels.ops import Operators, load_library
 
-from yggc.aot import compiler_digest, source_digest
+from yggc.aot import compiler_digest, packing_digest
 from yggc.context import Context
 from yggc.errors import SourceError
 from yggc.models.adapt import Adapted, adapt, adapt_medusa
@@ -47,8 +47,7 @@ def key(context: Context, loaded: Loaded) -> Any:
     rows = [config.most_rows, config.max_depth]
     if loaded.drafter is not None:
         rows.append(config.most_draft_rows)
-    packing = source_digest("models/blocks.py", "models/head.py", "models/weights.py")
-    return [loaded, rows, context.library.namespace, compiler_digest(), packing]
+    return [loaded, rows, context.library.namespace, compiler_digest(), packing_digest()]
 
 
 def adapt_loaded(loaded: Loaded, operators: Operators, max_depth: int) -> Adapted:

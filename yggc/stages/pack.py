@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from yggc.context import Context
+from yggc.inputs import build_inputs
 from yggc.stages.adapt import WEIGHTS_FILE, AdaptedModel
 from yggc.stages.freeze import Frozen
 from yggc.stages.graphs import build_graphs, own_constants
@@ -71,6 +72,7 @@ def run(
         members={},
         config={**config.packable(), **resolved},
         profile=profile.notes,
+        inputs=build_inputs(config),
     )
     return write_bundle(Path(config.output), manifest, _weights(context, adapted, own), members)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from yggc.context import Context
+from yggc.inputs import calibration_file
 from yggc.stages.adapt import AdaptedModel
 from yggc.stages.graphs import BoundGraphs, bind_graphs
 from yggc.stages.load import TOKENIZER_MEMBER, Loaded
@@ -48,7 +48,6 @@ from yggrt.scheduling import (
 )
 from yggrt.text import Text
 
-SHIPPED = "calibration.jsonl"
 NUM_RANDOM_IDS = 32
 # A model that drafts takes its time in a replay, so it is replayed over so many answers.
 NUM_REPLAYED = 12
@@ -61,15 +60,9 @@ class Searched(Record, frozen=True):
     num_tokens: int
 
 
-def _prompt_file(context: Context) -> Path:
-    if context.config.calibration == "shipped":
-        return Path(str(files("ygg_artifacts.prompts") / SHIPPED))
-    return Path(context.config.calibration)
-
-
 def key(context: Context, loaded: Loaded, adapted: AdaptedModel, profile: Profile) -> Any:
     config = context.config
-    prompts = read_prompts(_prompt_file(context))
+    prompts = read_prompts(calibration_file(context.config))
     digest = hashlib.sha256(repr(prompts).encode()).hexdigest()
     return [
         loaded,
@@ -173,7 +166,7 @@ def calibration_ids(context: Context, loaded: Loaded, adapted: AdaptedModel) -> 
     """
     tokens = context.config.calibration_tokens
     room = adapted.model.max_model_len - tokens - 1
-    prompts = read_prompts(_prompt_file(context))
+    prompts = read_prompts(calibration_file(context.config))
     if loaded.text.tokenizer:
         text = Text(loaded.text, (context.folders["load"] / TOKENIZER_MEMBER).read_bytes())
         ids = [prompt.encode(text) for prompt in prompts]

@@ -43,10 +43,11 @@ def kv_bytes(layers: Iterable[KvLayer], num_slots: int, kv_dtype: str) -> int:
     return sum(math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in shapes)
 
 
-def workspace_bytes(verify_rows: int, prefill_rows: int, vocab_size: int, widest: int) -> int:
-    """Bytes that the larger of both passes computes in: its logits and some rows of the widest
-    layer, which is `widest` values wide.
+def workspace_bytes(
+    verify_rows: int, prefill_rows: int, vocab_size: int, widest: int, value_bytes: int = 4
+) -> int:
+    """Bytes that the larger of both passes computes in: its logits, which are float32, and some
+    rows of the widest layer, which is `widest` values of `value_bytes` wide.
     """
-    verify = verify_rows * (vocab_size + _ALIVE * widest)
-    prefill = vocab_size + prefill_rows * _ALIVE * widest
-    return 4 * max(verify, prefill)
+    row = _ALIVE * widest * value_bytes
+    return max(verify_rows * (4 * vocab_size + row), 4 * vocab_size + prefill_rows * row)

@@ -12,10 +12,11 @@ import msgspec
 
 from yggrt.core.errors import BundleError
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 # Version 1 lacked what has a default in ModelInfo, version 2 what has one anywhere else, version 3
-# the EAGLE head and a second drafter, version 4 Medusa heads and the depth predictor.
-READABLE_VERSIONS = (1, 2, 3, 4, 5)
+# the EAGLE head and a second drafter, version 4 Medusa heads and the depth predictor, version 5
+# what a bundle was made of beside its sources.
+READABLE_VERSIONS = (1, 2, 3, 4, 5, 6)
 NUM_EVIDENCE = 6
 # Begins the names of weights that a model that drafts has for itself.
 DRAFTER_PREFIX = "drafter."
@@ -163,6 +164,20 @@ class Source(Record, frozen=True):
     revision: str
     license: str
     files: tuple[SourceFile, ...]
+
+
+class BuildInputs(Record, frozen=True):
+    """What a bundle was made of beside its sources and its target: where nothing of it changes, a
+    build brings the same bundle but for what is measured.
+
+    options: as recipe and flags gave them, before any "auto" of the model was resolved, with the
+    SHA-256 of files in place of their paths. compiler_digest: of the sources of compiler and
+    operators that stages are kept by.
+    """
+
+    options: dict[str, Any]
+    compiler_digest: str
+    transformers: str
 
 
 class LatencyPoint(Record, frozen=True):
@@ -490,6 +505,7 @@ class Manifest(Record, frozen=True):
     profile: ProfileNotes = ProfileNotes()
     # The model that drafts, if one does.
     drafter: ModelInfo | None = None
+    inputs: BuildInputs | None = None
 
     def to_json(self) -> bytes:
         """The manifest's bytes: same value, same bytes."""
