@@ -103,6 +103,12 @@ def tiny_model() -> Path:
 
 
 @one_at_a_time
+def tiny_recipe() -> Path:
+    """The bundle of the recipe that needs no download, as it is shipped."""
+    return yggc_build(CACHE / "tiny-cpu.ygg", ROOT / "artifacts/recipes/tiny-cpu.toml")
+
+
+@one_at_a_time
 def tiny(graphs: str) -> Path:
     """The tiny bundle with static buckets 1, 4, 16, 64, or one graph for 1 row and a dynamic one
     for 2 to 64.

@@ -35,8 +35,8 @@ from yggrt.core.footprint import Footprint
 # takes a third more.
 LAYER_S = 2.0
 DYNAMIC_FACTOR = 1.3
-# What a CUDA context, the graphs' code and their capture take beside the tensors. An allowance, not
-# measured.
+# What a CUDA context, the graphs' code and their capture take beside the tensors: an
+# allowance, not measured.
 CUDA_BYTES = 1 << 30
 
 
@@ -104,8 +104,8 @@ def find_model(
         shipped = find_shipped(text, getattr(config, option))
         if shipped is None:
             return None
-        folder, stated = shipped
-        return FoundModel(read_config(folder), None, (stated.matrices, stated.vocabulary))
+        config_folder, stated = shipped
+        return FoundModel(read_config(config_folder), None, (stated.matrices, stated.vocabulary))
     is_here = kind != "hub"
     folder: Path | None = Path(text).expanduser() if is_here else hub_config(text)
     if folder is None:

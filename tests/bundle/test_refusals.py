@@ -94,8 +94,8 @@ CASES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "backslash": (lambda data: broken.listed_as(data, "bench.jsonl", "..\\b.jsonl"), "backslash"),
     "newer_format": (
-        replace_manifest(format_version=6),
-        "format version is 6, this runtime reads 1, 2, 3, 4, 5",
+        replace_manifest(format_version=7),
+        "format version is 7, this runtime reads 1, 2, 3, 4, 5, 6",
     ),
     "no_format": (
         lambda data: broken.pack({**broken.contents(data), "manifest.json": b"{}"}),

@@ -15,7 +15,9 @@ from yggc.config import (
     OPTIONS,
     BuildConfig,
     buckets_up_to,
+    for_target,
     load_config,
+    recipe_targets,
     resolve_for_model,
 )
 from yggc.errors import RecipeError
@@ -64,9 +66,37 @@ def test_flags_override_the_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_recipes(path: Path) -> None:
-    config, _ = load_config(path, {})
-    assert config.target == "cpu"
-    assert config.name == path.stem
+    targets = recipe_targets(path)
+    assert targets == ("cpu",) or len(targets) == 4
+    for target in targets:
+        config = for_target(load_config(path, {"target": target})[0], target)
+        assert config.name == (path.stem if target == "cpu" else f"{path.stem}-{target}")
+        assert config.output == f"{config.name}.ygg"
+
+
+def test_one_build_is_for_one_of_a_recipes_targets(tmp_path: Path) -> None:
+    lines = 'verifier = "m.gguf"\noutput = "m-{target}.ygg"\n'
+    several = recipe(tmp_path, f'{lines}target = ["a100", "h100"]\n')
+    assert recipe_targets(several) == ("a100", "h100")
+    with pytest.raises(RecipeError, match="is for a100, h100, a build is for one of them"):
+        load_config(several, {})
+    config, _ = load_config(several, {"target": "l4"})
+    assert for_target(config, config.target).output == "m-l4.ygg"
+    assert load_config(recipe(tmp_path, f'{lines}target = ["cpu"]\n'), {})[0].target == "cpu"
+    for wrong in ('["a100", 3]', '["a100", "a100"]', "7"):
+        with pytest.raises(RecipeError, match="wanted a name or a list of different names"):
+            recipe_targets(recipe(tmp_path, f"{lines}target = {wrong}\n"))
+    assert recipe_targets(recipe(tmp_path, lines)) == recipe_targets(None) == ()
+
+
+def test_autos_on_a_gpu() -> None:
+    config, _ = load_config(None, NEEDED | {"target": "h100", "quant": "int8"})
+    resolved, notes = resolve_for_model(
+        config, model_limit=512, stored_dtype="float32", is_gguf=False
+    )
+    assert (resolved.dtype, resolved.kv_dtype) == ("bfloat16", "bfloat16")
+    assert resolved.activations == "float32"
+    assert "dtype: auto is bfloat16, for a GPU" in notes
 
 
 def test_unknown_key_lists_the_known(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def published() -> Parts:
 
 def saved(folder: Path, parts: Parts, file: str = "medusa_lm_head.safetensors") -> Path:
     config, state = parts
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     if file.endswith(".pt"):
         torch.save(state, folder / file)
@@ -326,8 +326,11 @@ def test_heads_are_no_verifier(tmp_path: Path) -> None:
 
 
 def test_heads_on_the_hub_say_no_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = saved(tmp_path / "heads", published())
-    monkeypatch.setattr("yggc.models.source._fetch_from_hub", lambda *_: (folder, "commit"))
+    cached = tmp_path / "models--FasterDecoding--medusa-vicuna-7b-v1.3"
+    saved(cached / "snapshots" / "commit", published())
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("commit")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(SourceError, match="says no sizes of its Medusa heads"):
         hub_config("FasterDecoding/medusa-vicuna-7b-v1.3")
 

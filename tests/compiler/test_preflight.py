@@ -100,7 +100,7 @@ def test_dry_run(llama_dir: Path, tmp_path: Path) -> None:
     result = plan("--gpu", "a100", "--verifier", str(llama_dir), *output, *work, "--json")
     assert result.returncode == 0, result.stderr
     planned = json.loads(result.stdout)
-    assert planned["config"]["dtype"] == "float32"
+    assert planned["config"]["dtype"] == "bfloat16"
     assert planned["config"]["max_model_len"] == 128
     assert planned["estimate"]["graphs"][0] == "verify_001"
     assert planned["estimate"]["compile_s"] > 0
