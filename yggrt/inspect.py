@@ -67,6 +67,7 @@ def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -
             "num_golden": len(manifest.golden),
             "members": plain["members"],
             "config": plain["config"],
+            "inputs": plain["inputs"],
         }
 
 
