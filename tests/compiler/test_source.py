@@ -275,7 +275,7 @@ def test_tokenizer_of_another_model(llama_dir: Path, work: WorkDir) -> None:
         opened(llama_dir, work).tokenizer_json()
 
 
-@pytest.mark.parametrize("text", ["/no/such/dir", "./missing", "missing.gguf", "a b"])
+@pytest.mark.parametrize("text", ["/no/such/dir", "./missing", "missing.gguf", "a b", "a--b/c"])
 def test_missing_path(text: str, work: WorkDir) -> None:
     with pytest.raises(SourceError, match="no such file or directory"):
         resolve_source(text, work)

@@ -87,9 +87,21 @@ def source_kind(text: str) -> Literal["directory", "hub", "gguf", "wheel"]:
             "for safetensors give the directory that holds config.json",
         )
     looks_local = path.suffix == ".gguf" or text.startswith((".", "~", "/"))
-    if looks_local or _HUB_ID.fullmatch(text) is None:
+    if looks_local or _HUB_ID.fullmatch(text) is None or not _may_be_on_the_hub(text):
         raise SourceError(f"source {text}: no such file or directory", "check the path")
     return "hub"
+
+
+def _may_be_on_the_hub(text: str) -> bool:
+    """Whether the hub's own library takes the id, which it checks before it asks anybody."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(text.partition("@")[0])
+    except HFValidationError:
+        return False
+    return True
 
 
 def resolve_source(
