@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from yggc.config import BuildConfig
+from yggc.config import OPTIONS, BuildConfig
 from yggc.estimate import CUDA_BYTES, Estimate, estimate
 from yggc.targets import GPU_TARGETS, find_gpu_target
 from yggrt.core.errors import TargetError
@@ -61,7 +61,7 @@ def _plain(needs: Estimate) -> dict[str, object]:
 def _print(config: BuildConfig, needs: Estimate) -> None:
     for line in needs.notes:
         note(line)
-    for key in config.__struct_fields__:
+    for key in OPTIONS:
         print(f"{key} = {getattr(config, key)}")
     print(f"graphs: {', '.join(needs.graphs)}")
     if not needs.num_parameters:

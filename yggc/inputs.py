@@ -14,7 +14,7 @@ import msgspec
 from ygg_kernels.build import OPERATOR_SOURCES, TRITON_DIR
 
 from yggc.aot import compiler_digest, packing_digest
-from yggc.config import NO_MODEL, PLUS_NGRAM, BuildConfig
+from yggc.config import NO_MODEL, OPTIONS, PLUS_NGRAM, BuildConfig
 from yggc.errors import RecipeError
 from yggc.workdir import hash_file, hash_inputs
 from yggrt.core.schema import BuildInputs
@@ -38,7 +38,8 @@ def build_inputs(config: BuildConfig) -> BuildInputs:
     """What a build of `config`, whose target is resolved, depends on. RecipeError for a file of
     prompts or times that cannot be read.
     """
-    options = {key: value for key, value in _plain(config).items() if key not in _NO_OPTIONS}
+    plain = _plain(config)
+    options = {key: plain[key] for key in OPTIONS if key not in _NO_OPTIONS}
     options["drafter"] = _drafter_kind(config)
     options["calibration"] = _digest(calibration_file(config), "calibration")
     if config.profile:
