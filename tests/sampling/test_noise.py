@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from yggrt.core.errors import RequestError
+from yggrt.core.gumbel import gumbel, gumbel_nearly, portable_log
 from yggrt.sampling import noise as noise_of
 from yggrt.sampling.draw import FEW, LOUD_BITS, draw, most_likely
 from yggrt.sampling.filters import Kept
@@ -66,7 +67,7 @@ def test_a_token_asked_for_alone_has_the_bits_it_has_among_others() -> None:
     noise = KeyedNoise(9, 1, 0.7)
     everything = noise.portable(5, torch.arange(3000))
     words, _ = noise.loud(5, 3000, LOUD_BITS)
-    assert torch.equal(noise_of.gumbel(noise_of.uniform_of(words.clone())), everything)
+    assert torch.equal(gumbel(noise_of.uniform_of(words.clone())), everything)
     for ids in ([17], [2999, 3], list(range(100, 131))):
         assert torch.equal(noise.portable(5, torch.tensor(ids)), everything[ids])
         quick = noise(5, torch.tensor(ids))
@@ -89,7 +90,7 @@ def test_the_logarithm_is_right_to_two_ulp() -> None:
     values += [1 - rng.random() * 2.0 ** -rng.randrange(1, 53) for _ in range(2000)]
     values += [37 * rng.random() for _ in range(500)]
     values += [2.0**-53, 1 - 2.0**-53, math.sqrt(0.5), 1.0, 0.5, 2.0]
-    found = noise_of.portable_log(torch.tensor(values, dtype=torch.float64)).tolist()
+    found = portable_log(torch.tensor(values, dtype=torch.float64)).tolist()
     for value, log in zip(values, found, strict=True):
         # math.log is within one ulp.
         assert abs(log - math.log(value)) <= 3 * math.ulp(math.log(value)), value
@@ -97,13 +98,13 @@ def test_the_logarithm_is_right_to_two_ulp() -> None:
 
 def test_noise_lies_within_its_bounds() -> None:
     ends = torch.tensor([2.0**-53, 1 - 2.0**-53], dtype=torch.float64)
-    low, high = noise_of.gumbel(ends).tolist()
+    low, high = gumbel(ends).tolist()
     assert noise_of.GUMBEL_MIN <= low < noise_of.GUMBEL_MIN + 1e-8
     assert noise_of.GUMBEL_MAX >= high > noise_of.GUMBEL_MAX - 1e-8
     for bits in (1, 3, LOUD_BITS):
         words, loud = KeyedNoise(3, 0, 1.0).loud(2, 40_000, bits)
         loud = loud.clone()
-        noise = noise_of.gumbel(noise_of.uniform_of(words))
+        noise = gumbel(noise_of.uniform_of(words))
         assert float(noise[~loud].max()) <= noise_of.loudness(bits) <= noise[loud].min() + 2e-9
         assert int(loud.sum()) == pytest.approx(40_000 / 2**bits, rel=0.5)
 
@@ -164,7 +165,7 @@ def bulk(scores: torch.Tensor, seeds: range, choice: int, position: int) -> torc
     steps = torch.arange(1, scores.shape[1] + 1) * noise_of._signed(0x9E3779B97F4A7C15)
     words = torch.tensor(keys).unsqueeze(1) + steps
     noise_of._mix_in_place(words, torch.empty_like(words))
-    noise = noise_of.gumbel_nearly(noise_of.uniform_of(words))
+    noise = gumbel_nearly(noise_of.uniform_of(words))
     return (scores.double() + noise).argmax(1)
 
 

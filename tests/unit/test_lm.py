@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from yggrt.core.schema import LmDrafter
+from yggrt.core.shares import NOISE_POOL
 from yggrt.core.spec import draft_steps, parse_tree_spec
 from yggrt.drafters.calibrate_lm import TEMPERATURES, Sample, fit_temperatures
-from yggrt.drafters.children import NOISE_POOL, best_children, coupled_children
+from yggrt.drafters.children import best_children, coupled_children
 
 
 class FixedNoise:

@@ -9,12 +9,9 @@ from typing import TypeAlias
 
 import torch
 
+from yggrt.core.shares import NOISE_POOL, coupled_shares, shares_of
 from yggrt.drafters import Candidate, Noise
 from yggrt.graph_inputs import NumbersBySize
-
-# Noise is asked for so many of a row's most likely tokens. A token beyond them would need far more
-# noise than they have to be chosen, and leaving it out costs a match at most.
-NOISE_POOL = 512
 
 # An operator: logits [n, vocab] and temperatures [n] float32, k -> places [n, k] int64 of the k
 # largest of each row, and their shares [n, k] float32.
@@ -81,9 +78,7 @@ def best_children(
     if top_shares is not None:
         return _pairs(*top_shares(logits, temperatures, num), token_ids)
     values, columns = logits.topk(num)
-    scale = temperatures[:, None]
-    shares = torch.exp(values / scale - torch.logsumexp(logits / scale, 1, keepdim=True))
-    return _pairs(columns, shares, token_ids)
+    return _pairs(columns, shares_of(values, logits, temperatures), token_ids)
 
 
 def coupled_children(
@@ -95,27 +90,16 @@ def coupled_children(
     token_ids: torch.Tensor | None = None,
 ) -> list[list[Candidate]]:
     """Per row the tokens that the drafter itself would choose first with the verifier's noise at
-    that position.
-
-    The verifier takes the largest of its logits / T + G. The drafter's logits / T + G has the same
-    G, so they part only where the logits do. A calibrated temperature says by how much: take the
-    verifier's logits for the drafter's plus Gumbel noise of that scale, and the chance of a token
-    is its share in a softmax at that temperature, of the drafter's logits at T = 0 and of logits
-    + T G here. Tokens outside the pool count in the sum as if they had no noise. `token_ids` has
+    that position, and the chances that the verifier does (see `coupled_shares`). `token_ids` has
     the verifier's ids of the columns where they are not its own.
     """
     pool, columns = logits.topk(min(NOISE_POOL, logits.shape[1]))
     tokens = columns if token_ids is None else token_ids[columns]
-    scale = temperatures[:, None].double()
     gumbel = [noise(position, row) for position, row in zip(positions, tokens, strict=True)]
-    perturbed = (pool + noise.temperature * torch.stack(gumbel)) / scale
-    values, places = perturbed.topk(min(num, perturbed.shape[1]))
-    best = values[:, :1]
-    everything = torch.logsumexp(logits / scale, 1, keepdim=True)
-    in_pool = torch.logsumexp(pool / scale, 1, keepdim=True)
-    rest = torch.exp(everything - best) * -torch.expm1((in_pool - everything).clamp(max=0))
-    total = torch.exp(perturbed - best).sum(1, keepdim=True) + rest
-    return _pairs(tokens.gather(1, places), torch.exp(values - best) / total)
+    places, shares = coupled_shares(
+        pool, logits, torch.stack(gumbel), noise.temperature, temperatures, num
+    )
+    return _pairs(tokens.gather(1, places), shares)
 
 
 def _pairs(

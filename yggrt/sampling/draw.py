@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from yggrt.core.errors import RequestError
+from yggrt.core.gumbel import gumbel, gumbel_nearly
 from yggrt.sampling import noise as noise_of
 from yggrt.sampling.filters import Kept
 from yggrt.sampling.noise import KeyedNoise
@@ -95,12 +96,12 @@ def _best(scores: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> int:
     that can be it; where they leave several, the portable ones decide.
     """
     base = scores.to(torch.float64)
-    sums = noise_of.gumbel_nearly(x).add_(base)
+    sums = gumbel_nearly(x).add_(base)
     highest, index = sums.max(0)
     top = float(highest)
     close = sums >= top - 1e-9 * (1 + abs(top))
     if int(close.sum()) > 1:
         rest = close.nonzero().squeeze(1)
-        sums = noise_of.gumbel(x[rest]).add_(base[rest])
+        sums = gumbel(x[rest]).add_(base[rest])
         index = rest[sums.argmax()]  # the first, that is the lowest id, on ties
     return int(ids[index])

@@ -7,9 +7,8 @@ gives the key of a stream, and token t gets the stream's number t. Nothing is dr
 tree may ask for any token at any position.
 
 The hash's upper 52 bits give x, an odd multiple of 2^-53 in (0, 1), which is exact in float64, and
-the noise is G = -log(-log x). Logarithms of math libraries differ in their last bit between
-machines, and between the vector and scalar parts of one call, so `portable_log` is built of
-operations that IEEE 754 rounds correctly. Range of G: GUMBEL_MIN to GUMBEL_MAX.
+the noise is G = -log(-log x), its logarithms those of `yggrt.core.gumbel`. Range of G: GUMBEL_MIN to
+GUMBEL_MAX.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from __future__ import annotations
 import math
 
 import torch
+
+from yggrt.core.gumbel import gumbel, gumbel_nearly
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
@@ -114,41 +115,6 @@ def uniform_of(words: torch.Tensor) -> torch.Tensor:
     # Each step is exact: -2^51 <= k < 2^51 gives (2k + 1 + 2^52) 2^-53.
     x = words.bitwise_right_shift_(12).to(torch.float64)
     return x.mul_(2.0**-52).add_(0.5 + 2.0**-53)
-
-
-def gumbel(x: torch.Tensor) -> torch.Tensor:
-    """-log(-log x) with the same bits on every machine."""
-    return portable_log(portable_log(x).neg_()).neg_()
-
-
-def gumbel_nearly(x: torch.Tensor) -> torch.Tensor:
-    """-log(-log x) in a tenth of the calls, off by a few rounding errors (far below 1e-12)."""
-    return x.log().neg_().log_().neg_()
-
-
-def portable_log(x: torch.Tensor) -> torch.Tensor:
-    """Natural logarithm of positive normal float64, within 2 ulp, the same bits everywhere.
-
-    x = m 2^e with m in [sqrt 1/2, sqrt 2); log m = 2 artanh s, s = (m - 1) / (m + 1), as its
-    Taylor series to s^21, whose rest is below 2^-54 of the sum. Every operation is rounded on its
-    own, so none may be fused: one call of torch each.
-    """
-    mantissa, exponent = torch.frexp(x)
-    low = mantissa < math.sqrt(0.5)
-    mantissa += mantissa * low
-    exponent = exponent - low.to(torch.int32)
-    s = mantissa - 1.0
-    s /= mantissa.add_(1.0)
-    z = s * s
-    series = z * (1 / 21)
-    for odd in range(19, 1, -2):
-        series += 1 / odd
-        series *= z
-    # 2 s (1 + series), the small part last.
-    series *= s
-    series += s
-    series *= 2.0
-    return series.add_(exponent.to(torch.float64).mul_(math.log(2)))
 
 
 def _mix_in_place(words: torch.Tensor, room: torch.Tensor) -> None:
