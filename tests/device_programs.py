@@ -1,4 +1,4 @@
-"""Random iterations: one shape and its models, for the host's parts and for the device's program."""
+"""Random iterations: a shape and its models, for the host's parts and the device's program."""
 
 from __future__ import annotations
 
@@ -103,9 +103,8 @@ class Lab:
         calibration = Calibration(temperatures, torch.ones(1, dtype=torch.float64))
         # All rows cost the same.
         rows = torch.tensor([1, self.shape.rows])
-        return Tables(
-            calibration, RowCosts(rows, torch.ones(1, 2).double(), torch.zeros(1).double())
-        )
+        seconds, rest_s = torch.ones(1, 2).double(), torch.zeros(1).double()
+        return Tables(calibration, RowCosts(rows, seconds, rest_s))
 
     def settings(self, temperature: float, seed: int) -> Settings:
         draw = None

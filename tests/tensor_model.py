@@ -42,7 +42,7 @@ class HashModel(torch.nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         rows = mixed(mixed(tokens + self.seed) + positions)
         cache[:, :, slots] = rows[None, None, :, None]
-        columns = torch.arange(cache.shape[2]) - length
+        columns = torch.arange(cache.shape[2], device=length.device) - length
         in_tree = (columns >= 0) & (columns < mask.shape[1])
         in_mask = mask[:, columns.clamp(0, mask.shape[1] - 1)]
         visible = (columns < 0) | (in_tree & in_mask)
@@ -56,7 +56,8 @@ class HashModel(torch.nn.Module):
 
     def _noise(self, digests: Tensor, num: int, kind: int) -> Tensor:
         """[rows, num] float32 of no mean."""
-        words = mixed(digests[:, None] + torch.arange(num) * 8 + kind)
+        numbers = torch.arange(num, device=digests.device)
+        words = mixed(digests[:, None] + numbers * 8 + kind)
         return (words >> 40).float() / 2**23
 
     def new_cache(self, num_slots: int) -> Tensor:

@@ -8,12 +8,10 @@ import torch
 from device_programs import Lab
 
 from yggrt.core.accept import accept, greedy
-from yggrt.core.device.committing import moves
 from yggrt.core.device.passes import verify_inputs
 from yggrt.core.device.pruning import prune as prune_on_device
 from yggrt.core.tree import TokenTree, clip_depth, prune
 from yggrt.policies.egt import grow
-from yggrt.sampling.noise import KeyedNoise
 from yggrt.sampling.params import SamplingParams
 from yggrt.sampling.sampler import Sampler
 
@@ -83,26 +81,3 @@ def check(lab: Lab, temperature: float, seed: int) -> int:
 def same(tree: TokenTree, found: list[torch.Tensor]) -> bool:
     """The tree's tokens and its scores, to the last bit."""
     return (tree.tokens, tree.scores) == tuple(tuple(one.tolist()) for one in found)
-
-
-def test_padding_of_moves_stays_where_it_is() -> None:
-    path, num, length = torch.tensor([2, 5, 7, -1]), torch.tensor([3]), torch.tensor([10])
-    sources, targets = moves(path, num, length, 7)
-    assert targets.tolist() == [11, 12, 13, 14]
-    # Row 7 has no cache row, the last is no row.
-    assert sources.tolist() == [12, 15, 13, 14]
-
-
-def test_noise_has_the_bits_of_the_host() -> None:
-    from device_programs import signed
-
-    from yggrt.core.device.noise import stream_keys, uniform
-
-    tokens = torch.arange(3000)
-    for seed, choice in [(0, 0), (2**64 - 1, 3), (12345, 127), (2**63, 1)]:
-        noise = KeyedNoise(seed, choice, 1.0)
-        positions = torch.tensor([0, 1, 77, 100_000])
-        streams = stream_keys(torch.tensor([signed(seed), choice]), positions)
-        found = uniform(streams[:, None], tokens)
-        for row, position in zip(found, positions.tolist(), strict=True):
-            assert torch.equal(row, noise.uniform(position, tokens))

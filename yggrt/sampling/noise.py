@@ -7,8 +7,8 @@ gives the key of a stream, and token t gets the stream's number t. Nothing is dr
 tree may ask for any token at any position.
 
 The hash's upper 52 bits give x, an odd multiple of 2^-53 in (0, 1), which is exact in float64, and
-the noise is G = -log(-log x), its logarithms those of `yggrt.core.gumbel`. Range of G: GUMBEL_MIN to
-GUMBEL_MAX.
+the noise is G = -log(-log x), with the logarithms of `yggrt.core.gumbel`. Range of G: GUMBEL_MIN
+to GUMBEL_MAX.
 """
 
 from __future__ import annotations

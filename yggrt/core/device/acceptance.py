@@ -27,7 +27,7 @@ class Emitted(NamedTuple):
     """What came of a pass; D is the depth that the tree can have.
 
     path [D + 1] int64: the root's row 0 and the rows accepted below it, then -1. tokens [D + 1]
-    int64: theirs but the root's, the bonus token, then -1. num_accepted [1] int64. bonus [1] int64.
+    int64: theirs but the root's, the bonus token, then -1. num_accepted, bonus [1] int64.
     """
 
     path: Tensor

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
 from yggrt.core.device.noise import Draw, stream_keys, uniform

@@ -114,7 +114,7 @@ class Iteration(torch.nn.Module):
         caches: list[Tensor],
     ) -> tuple[Context, Tensor]:
         """Where the next iteration begins, and what the host waits for, in one tensor: int64
-        [D + 5], D the depth.
+        [D + 5], D the depth. The context has fewer than `draft_len` rows, and room for a token.
 
         It holds the emitted tokens [D + 1], -1 behind them; how many; the rows of the verified
         tree; and for the next iteration the index among the row counts that would have been best
