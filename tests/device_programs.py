@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from tensor_model import HashDraftGraphs, HashGraphs, HashModel
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from ygg_kernels.reference import kv_commit
 from ygg_kernels.triton.reference import topk_logsumexp
 
 from yggrt.core import schema
 from yggrt.core.device.children import Calibration
-from yggrt.core.device.choice import RowCosts
+from yggrt.core.device.choice import DepthCosts, RowCosts
 from yggrt.core.device.committing import Context
 from yggrt.core.device.iteration import (
     Iteration,
@@ -123,6 +124,22 @@ class Lab:
             caches.append([cache])
         previous, root, length = (torch.tensor([one]) for one in (*ids[-2:], len(ids) - 1))
         return Context(previous, root, length), *caches
+
+
+def arguments(lab: Lab, temperature: float) -> tuple[Any, ...]:
+    """Of one iteration that also chooses a depth."""
+    context, draft_caches, caches = lab.begin([1, 2, 0, 1, 2, 2, 1])
+    context = context._replace(hazards=torch.full((3,), 0.5).double())
+    seconds = torch.tensor([[1.3, 1.9, 1.1, 1.6]]).double()
+    base_tokens, smoothing = torch.tensor([[1.2], [0.3]]).double()
+    costs = DepthCosts(seconds, base_tokens, torch.ones(3).double(), smoothing)
+    tables = Tables(*lab.tables()[:2], costs)
+    return context, lab.settings(temperature, 5), tables, draft_caches, caches
+
+
+def copied(values: Any) -> Any:
+    """Other tensors with the same values: a program writes its caches."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, values)
 
 
 def signed(word: int) -> int:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from device_programs import CONTEXT, Lab
+from device_programs import CONTEXT, Lab, arguments, copied
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from yggrt.core.device.choice import DepthCosts
-from yggrt.core.device.iteration import IterationShape, Settings, Tables
+from yggrt.core.device.flat import FlatIteration, flat
+from yggrt.core.device.iteration import IterationShape, Settings
 from yggrt.engine import Engine
 from yggrt.gate import OpenGate
 from yggrt.sampling.params import SamplingParams
@@ -83,20 +83,6 @@ def test_a_text_is_the_engines(sizes: dict[str, Any], temperature: float) -> Non
     assert total > 50, "hardly a draft was accepted"
 
 
-def arguments(lab: Lab, temperature: float) -> tuple[Any, ...]:
-    """Of one iteration that also chooses a depth."""
-    context, draft_caches, caches = lab.begin([1, 2, 0, 1, 2, 2, 1])
-    context = context._replace(hazards=torch.full((3,), 0.5).double())
-    numbers = [torch.rand(1, 4).double() + 1, *torch.tensor([[1.2], [0.3]]).double()]
-    costs = DepthCosts(numbers[0], numbers[1], torch.ones(3).double(), numbers[2])
-    tables = Tables(*lab.tables()[:2], costs)
-    return context, lab.settings(temperature, 5), tables, draft_caches, caches
-
-
-def copied(values: Any) -> Any:
-    return pytree.tree_map_only(Tensor, Tensor.clone, values)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_an_exported_iteration_is_static_and_the_same(
@@ -160,8 +146,16 @@ def test_what_must_not_be_there_would_be_found(offence: Callable[[Tensor], Tenso
     assert list(offences(exported))
 
 
-def flat(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if leaf is not None]
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_flat_iteration_is_the_same_program(temperature: float) -> None:
+    lab = Lab.random(3, **SHAPES[0])
+    given = arguments(lab, temperature)
+    one, other = copied(given), copied(given)
+    found = FlatIteration(lab.program(), given)(*flat(one))
+    wanted = flat(lab.program()(*other))
+    assert len(found) == len(wanted) == 5
+    for tensor, as_it_should_be in zip([*found, *flat(one)], [*wanted, *flat(other)], strict=True):
+        assert torch.equal(tensor, as_it_should_be)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from yggrt.core.device.choice import (
     choose_num_rows,
 )
 from yggrt.core.device.committing import Context, following, moves
-from yggrt.core.device.frontier import Drafted
+from yggrt.core.device.frontier import Drafted, grow
 from yggrt.core.device.noise import Draw, stream_keys, uniform
 from yggrt.core.device.pruning import prune
 from yggrt.core.device.ranking import best_first
@@ -30,10 +31,13 @@ from yggrt.core.gumbel import gumbel
 from yggrt.core.objective import Objective
 from yggrt.core.objective import choose_num_rows as choose_num_rows_on_host
 from yggrt.core.schema import DepthPredictor
+from yggrt.core.spec import parse_tree_spec
 from yggrt.core.tree import TokenTree
 from yggrt.core.tree import prune as prune_on_host
 from yggrt.depth import DepthChoice
+from yggrt.drafters import UNLIMITED, Candidate, Drafter
 from yggrt.drafters.children import Children
+from yggrt.policies.egt import grow as grow_on_host
 from yggrt.sampling.draw import draw as draw_on_host
 from yggrt.sampling.filters import Kept
 from yggrt.sampling.noise import KeyedNoise
@@ -117,6 +121,48 @@ def drafted(tree: TokenTree, gaps: list[int]) -> Drafted:
     scores[place] = doubles(*tree.scores)
     ancestors[place[:, None], place] = torch.tensor(tree.ancestor_mask())
     return Drafted(tokens, parents, depths, scores, ancestors)
+
+
+class TableDrafter(Drafter):
+    """Children by the node's own token, and many shares equal: tokens in no order."""
+
+    max_expanded = max_model_len = UNLIMITED
+
+    def __init__(self, rng: random.Random, vocab: int, num: int) -> None:
+        self.tokens = [rng.sample(range(vocab), num) for _ in range(vocab)]
+        shares = [[rng.choice((0.0, 0.25, 0.5, 1.0)) for _ in range(num)] for _ in range(vocab)]
+        self.shares = [sorted(row, reverse=True) for row in shares]
+
+    def candidates(self, paths: Sequence[Sequence[int]], num: int) -> list[list[Candidate]]:
+        found = [path[-1] if path else 0 for path in paths]
+        return [list(zip(self.tokens[t], self.shares[t], strict=True))[:num] for t in found]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_equal_scores_stand_as_on_the_host(seed: int) -> None:
+    rng = random.Random(seed)
+    vocab = rng.randrange(2, 12)
+    num = rng.randrange(1, vocab + 1)
+    drafter = TableDrafter(rng, vocab, num)
+    width, depth = rng.randrange(1, 6), rng.randrange(1, 6)
+    frontier = rng.choice(("global", "level"))
+    text = f"egt:width={width},depth={depth},children={num},frontier={frontier}"
+    least = rng.choice((0.0, 0.25))
+    wanted = grow_on_host(0, parse_tree_spec(text), drafter, least)
+    tokens, shares = torch.tensor(drafter.tokens), torch.tensor(drafter.shares).double()
+
+    def propose(tree: Drafted, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tokens[tree.tokens[first:]], shares[tree.tokens[first:]]
+
+    root, last_depth = torch.zeros(1, dtype=torch.int64), torch.tensor([99])
+    tree = grow(root, width, depth, frontier, propose, doubles(least), last_depth)
+    found = prune(tree, 1 + width * depth)
+    num_rows = int(found.num_rows)
+    for one, other in (
+        (found.tokens, wanted.tokens), (found.parents, wanted.parents),
+        (found.depths, wanted.depths), (found.scores, wanted.scores),
+    ):  # fmt: skip
+        assert tuple(one[:num_rows].tolist()) == other
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -208,6 +254,20 @@ def test_the_drawn_token_is_the_hosts(seed: int) -> None:
         for row, depth in zip(logits, depths, strict=True)
     ]
     assert found.tolist() == wanted
+
+
+def test_scores_are_rounded_as_on_the_host() -> None:
+    """Logits so large that float32 over the temperature makes others of them."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 20_000 + torch.randint(0, 4, (200, 50), generator=generator) * 2.0**-9
+    temperature = 0.0013
+    places = torch.zeros(200, dtype=torch.int64)
+    draw = Draw(torch.tensor([7, 0]), doubles(temperature))
+    for position in range(20):
+        found = drawn(logits, places, 1, torch.tensor([position]), draw)
+        noise = KeyedNoise(7, 0, temperature)
+        wanted = [draw_on_host(Kept.all(row / temperature), noise, position) for row in logits]
+        assert found.tolist() == wanted
 
 
 @pytest.mark.parametrize("seed", range(200))

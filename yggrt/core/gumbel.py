@@ -10,6 +10,10 @@ import math
 
 import torch
 
+# Of a float64's bits: those of its fraction, and the exponent of numbers in [1/2, 1).
+_FRACTION = 2**52 - 1
+_HALF = 1022 << 52
+
 
 def gumbel(x: torch.Tensor) -> torch.Tensor:
     """-log(-log x) with the same bits on every machine."""
@@ -28,10 +32,12 @@ def portable_log(x: torch.Tensor) -> torch.Tensor:
     Taylor series to s^21, whose rest is below 2^-54 of the sum. Every operation is rounded on its
     own, so none may be fused: one call of torch each.
     """
-    mantissa, exponent = torch.frexp(x)
+    # frexp by the number's bits: Inductor writes C++ for the function that does not compile.
+    bits = x.view(torch.int64)
+    mantissa = (bits & _FRACTION | _HALF).view(torch.float64)
     low = mantissa < math.sqrt(0.5)
-    mantissa += mantissa * low
-    exponent = exponent - low.to(torch.int32)
+    mantissa = mantissa + mantissa * low
+    exponent = (bits >> 52) - 1022 - low.to(torch.int64)
     s = mantissa - 1.0
     s /= mantissa.add_(1.0)
     z = s * s
