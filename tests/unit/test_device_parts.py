@@ -195,8 +195,8 @@ def test_the_walk_is_the_hosts(siblings_differ: bool) -> None:
             torch.tensor([*values, *[pad] * num_padding])
             for values, pad in ((choices, 0), (tree.tokens, 0), (tree.parents, -1))
         ]
-        path, count, bonus = walk(*given)
         num = len(done.path)
+        path, count, bonus = walk(*given, max(tree.depths) + num_padding + 1)
         assert path.tolist() == [*done.path, *[-1] * (len(path) - num)]
         assert (count.tolist(), bonus.tolist()) == ([num], [done.tokens[-1]])
         assert reference_accept(*(one.tolist() for one in given)) == (

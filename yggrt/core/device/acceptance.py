@@ -52,27 +52,35 @@ def drawn(logits: Tensor, depths: Tensor, num_depths: int, position: Tensor, dra
     return (scores.to(torch.float64) + noise[depths]).argmax(1)
 
 
-def walk(choices: Tensor, tokens: Tensor, parents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept (see there) in plain torch: one step for each row that a chain could have."""
+def walk(
+    choices: Tensor, tokens: Tensor, parents: Tensor, max_depth: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Accept (see there) in plain torch, of a tree with at most `max_depth` levels below its root:
+    so many steps, and so many rows [max_depth]."""
     num_rows = len(tokens)
     rows = torch.arange(num_rows, device=tokens.device)
     row = rows[:1]
     path = []
-    for _ in range(num_rows - 1):
+    for _ in range(max_depth):
         child = (parents == row) & (tokens == choices[row]) & (rows > row)
         below = torch.where(child, rows, num_rows).amin(0, keepdim=True)
         # Where the walk has ended it stands still, for nothing below has changed.
         found = below < num_rows
         path.append(torch.where(found, below, -1))
         row = torch.where(found, below, row)
-    path.append(torch.full_like(row, -1))
     accepted = torch.cat(path)
     return accepted, (accepted >= 0).sum(0, keepdim=True), choices[row]
 
 
-def emitted(tree: Pruned, choices: Tensor, max_depth: int, accept: Accept = walk) -> Emitted:
-    """Walks down the verifier's choices [V]; the tree has `max_depth` levels at most."""
-    path, num_accepted, bonus = accept(choices, tree.tokens, tree.parents)
+def emitted(
+    tree: Pruned, choices: Tensor, max_depth: int, accept: Accept | None = None
+) -> Emitted:
+    """Walks down the verifier's choices [V]; the tree has `max_depth` levels, at least 1, below
+    its root at most. `accept`: the target's operator."""
+    if accept is None:
+        path, num_accepted, bonus = walk(choices, tree.tokens, tree.parents, max_depth)
+    else:
+        path, num_accepted, bonus = accept(choices, tree.tokens, tree.parents)
     # The operator's table has a place for every row, of which a tree fills as many as it is deep.
     path = pad(path, (0, max(0, max_depth - len(path))), value=-1)[:max_depth]
     places = torch.arange(max_depth + 1, device=path.device)

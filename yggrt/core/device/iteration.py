@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from yggrt.core.device.acceptance import Accept, drawn, emitted, walk
+from yggrt.core.device.acceptance import Accept, drawn, emitted
 from yggrt.core.device.children import Calibration, TopK, children
 from yggrt.core.device.choice import (
     DepthCosts,
@@ -58,11 +58,11 @@ class IterationShape:
 
 
 class Operators(NamedTuple):
-    """What a target has kernels for; see the package."""
+    """What a target has kernels for; see the package. Without `accept` the walk is torch's."""
 
     top_k: TopK
     kv_commit: KvCommit
-    accept: Accept = walk
+    accept: Accept | None = None
 
 
 class Settings(NamedTuple):
