@@ -40,6 +40,8 @@ class HashModel(torch.nn.Module):
         self, tokens: Tensor, positions: Tensor, slots: Tensor, length: Tensor, mask: Tensor,
         cache: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        # As the operators in real graphs.
+        assert all(one.is_contiguous() for one in (tokens, positions, slots, length, mask))
         rows = mixed(mixed(tokens + self.seed) + positions)
         cache[:, :, slots] = rows[None, None, :, None]
         columns = torch.arange(cache.shape[2], device=length.device) - length

@@ -52,7 +52,8 @@ def step_inputs(
         (length + tree.depths[first:]).clamp(max=max_model_len - 1),
         length + rows,
         length,
-        tree.ancestors[first:, :num_columns],
+        # Operators take dense tensors alone.
+        tree.ancestors[first:, :num_columns].contiguous(),
     )
 
 
