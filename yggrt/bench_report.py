@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from statistics import fmean, median, quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from yggrt.bench_runs import Conversation, Measured, Run, Turn
 from yggrt.engine_stats import Promised
-from yggrt.interval import bootstrap_interval
+from yggrt.interval import mean_with_interval
 
 
 def report(measured: Measured, weight_bytes: int, bandwidth: float) -> dict[str, Any]:
@@ -141,9 +141,7 @@ def _speedup(conversations: Sequence[Conversation]) -> dict[str, Any]:
     """The mean over prompts and its interval; turns of one prompt are not independent, so prompts
     are what is drawn.
     """
-    speedups = [one.speedup for one in conversations]
-    interval = bootstrap_interval(speedups)
-    return {"speedup": fmean(speedups), "speedup_interval": list(interval) if interval else None}
+    return mean_with_interval("speedup", [one.speedup for one in conversations])
 
 
 def _category(conversations: Sequence[Conversation]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from yggrt.core.search import PLAIN
 from yggrt.core.spec import format_tree_spec, parse_tree_spec
 from yggrt.drafters import UNLIMITED
 from yggrt.drafters.calibrate import Recording
-from yggrt.interval import bootstrap_interval
+from yggrt.interval import mean_ratio
 from yggrt.loading import load_draft_graphs, load_parts, open_session
 from yggrt.policies import Room, settings_of
 from yggrt.recordings import bundle_folds, folds_of, with_needed_hidden
@@ -273,7 +273,7 @@ def _rows(
         {
             "policy": name,
             **_described(ways[name], timings[name], timings[PLAIN]),
-            **_paired("behind", timings[name].tpots_ms, timings[reference].tpots_ms),
+            **mean_ratio("behind", timings[name].tpots_ms, timings[reference].tpots_ms),
         }
         for name in names
     ]
@@ -288,7 +288,7 @@ def _ladder(
         {
             "step": step,
             **_described(ways[step], timings[step], timings[PLAIN]),
-            **_paired("gain", timings[before].tpots_ms, timings[step].tpots_ms),
+            **mean_ratio("gain", timings[before].tpots_ms, timings[step].tpots_ms),
         }
         for before, step in zip((PLAIN, *steps), steps, strict=False)
     ]
@@ -301,14 +301,8 @@ def _described(way: Way, timing: Timing, plain: Timing) -> dict[str, Any]:
         "tpot_ms": median(timing.tpots_ms),
         "tpot_p95_ms": percentile(timing.tpots_ms, 95),
         "mean_acceptance_length": timing.num_tokens / timing.num_passes,
-        **_paired("speedup", plain.tpots_ms, timing.tpots_ms),
+        **mean_ratio("speedup", plain.tpots_ms, timing.tpots_ms),
     }
-
-
-def _paired(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    interval = bootstrap_interval(ratios)
-    return {name: fmean(ratios), f"{name}_interval": list(interval) if interval else None}
 
 
 def _reference(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from yggrt.busy import warning
+from yggrt.interval import shown_ratio
 
 
 def markdown(report: dict[str, Any], command: str) -> str:
@@ -31,7 +32,7 @@ def markdown(report: dict[str, Any], command: str) -> str:
         ]
         lines += [
             f"| {row['policy']} | {row['tpot_ms']:.2f} | {row['mean_acceptance_length']:.2f} | "
-            f"{_shown(row, 'speedup')} | {_shown(row, 'behind')} | `{row['tree']}` |"
+            f"{shown_ratio(row, 'speedup')} | {shown_ratio(row, 'behind')} | `{row['tree']}` |"
             for row in one["policies"]
         ]
         if one["ladder"]:
@@ -57,7 +58,7 @@ def _ladder_lines(steps: list[dict[str, Any]]) -> list[str]:
     ]
     return lines + [
         f"| {row['step']} | {row['tpot_ms']:.2f} | {row['mean_acceptance_length']:.2f} | "
-        f"{_shown(row, 'speedup')} | {_shown(row, 'gain')} | `{row['tree']}` |"
+        f"{shown_ratio(row, 'speedup')} | {shown_ratio(row, 'gain')} | `{row['tree']}` |"
         for row in steps
     ]
 
@@ -80,9 +81,3 @@ def _budget_lines(budgets: list[dict[str, Any]]) -> list[str]:
         cells = ["" if row is None else f"{row['mean_acceptance_length']:.2f}" for row in found]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
-
-
-def _shown(row: dict[str, Any], name: str) -> str:
-    interval = row[f"{name}_interval"]
-    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{row[name]:.2f}x{brackets}"

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from yggc.compare.rows import Lineup, Row
 from yggrt.bench_report import percentile
 from yggrt.busy import warning
 from yggrt.core.schema import Source
-from yggrt.interval import bootstrap_interval
+from yggrt.interval import mean_ratio, shown_ratio
 from yggrt.prompts import Prompt
 from yggrt.target import host_target
 from yggrt.verify import first_difference
@@ -58,8 +58,8 @@ def report(
             "tpot_ms": median(times[row]),
             "tpot_p95_ms": percentile(times[row], 95),
             "ttft_ms": median(one.ttft_ms[row] for one in decoded),
-            **_ratio("ratio", times[reference], times[row]),
-            **_ratio("behind", times[row], times[fastest]),
+            **mean_ratio("ratio", times[reference], times[row]),
+            **mean_ratio("behind", times[row], times[fastest]),
             "equal_share": _equal_share(row, lineup.rows, decoded),
             "tpots_ms": times[row],
         }
@@ -124,10 +124,10 @@ def markdown(report: dict[str, Any], command: str) -> str:
     for row in report["rows"]:
         title = f"**{row['title']}**" if row["title"] == report["fastest"] else row["title"]
         share = row["equal_share"]
-        behind = "" if row["is_bundle"] else _shown(row, "behind")
+        behind = "" if row["is_bundle"] else shown_ratio(row, "behind")
         lines.append(
             f"| {title} | {row['tpot_ms']:.2f} | {row['tpot_p95_ms']:.2f} | "
-            f"{_shown(row, 'ratio')} | {behind} | {'' if share is None else f'{share:.1%}'} |"
+            f"{shown_ratio(row, 'ratio')} | {behind} | {'' if share is None else f'{share:.1%}'} |"
         )
     for prefill in report["prefill"]:
         lines += ["", f"| first token after {prefill['num_tokens']} tokens | ms |", "|---|---|"]
@@ -150,18 +150,6 @@ def markdown(report: dict[str, Any], command: str) -> str:
     if report["interrupted"]:
         lines += ["", "The comparison was interrupted: these are the prompts that were finished."]
     return "\n".join(lines) + "\n"
-
-
-def _ratio(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    interval = bootstrap_interval(ratios)
-    return {name: fmean(ratios), f"{name}_interval": list(interval) if interval else None}
-
-
-def _shown(row: dict[str, Any], name: str) -> str:
-    interval = row[f"{name}_interval"]
-    brackets = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{row[name]:.2f}x{brackets}"
 
 
 def _equal_share(row: Row, rows: Sequence[Row], decoded: Sequence[Decoded]) -> float | None:
