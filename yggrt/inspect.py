@@ -37,38 +37,43 @@ Row = tuple[Any, ...]
 def inspect_bundle(path: Path, full: bool = False, cache: Cache | None = None) -> dict[str, Any]:
     """Opens and checks a bundle, with `full` every byte, and describes it; or BundleError."""
     with Bundle.open(path, full=full, cache=cache) as bundle:
-        manifest = bundle.manifest
-        plain = msgspec.to_builtins(manifest)
-        return {
-            "file": {
-                "path": str(bundle.path),
-                "name": manifest.name,
-                "num_bytes": bundle.num_bytes,
-                "digest": bundle.digest,
-                "format_version": manifest.format_version,
-                "built_by": manifest.built_by,
-                "exactness": manifest.exactness,
-                "verified": bundle.verified,
-            },
-            "target": plain["target"],
-            "verifier": describe_verifier(manifest),
-            "model": plain["model"],
-            "drafter": plain["drafter"],
-            "draft_model": describe_drafter(manifest),
-            "sources": plain["sources"],
-            "graphs": [_graph(graph, manifest) for graph in plain["graphs"]],
-            "operators": {"member": manifest.operators, "namespace": manifest.operator_namespace},
-            "weights": _weights(manifest),
-            "memory": _memory(manifest),
-            "latency": plain["latency"],
-            "profile": plain["profile"],
-            "schedule": _schedule(plain["schedule"]),
-            "text": _text(manifest),
-            "num_golden": len(manifest.golden),
-            "members": plain["members"],
-            "config": plain["config"],
-            "inputs": plain["inputs"],
-        }
+        return describe_bundle(bundle)
+
+
+def describe_bundle(bundle: Bundle) -> dict[str, Any]:
+    """What an open bundle holds, in JSON types."""
+    manifest = bundle.manifest
+    plain = msgspec.to_builtins(manifest)
+    return {
+        "file": {
+            "path": str(bundle.path),
+            "name": manifest.name,
+            "num_bytes": bundle.num_bytes,
+            "digest": bundle.digest,
+            "format_version": manifest.format_version,
+            "built_by": manifest.built_by,
+            "exactness": manifest.exactness,
+            "verified": bundle.verified,
+        },
+        "target": plain["target"],
+        "verifier": describe_verifier(manifest),
+        "model": plain["model"],
+        "drafter": plain["drafter"],
+        "draft_model": describe_drafter(manifest),
+        "sources": plain["sources"],
+        "graphs": [_graph(graph, manifest) for graph in plain["graphs"]],
+        "operators": {"member": manifest.operators, "namespace": manifest.operator_namespace},
+        "weights": _weights(manifest),
+        "memory": _memory(manifest),
+        "latency": plain["latency"],
+        "profile": plain["profile"],
+        "schedule": _schedule(plain["schedule"]),
+        "text": _text(manifest),
+        "num_golden": len(manifest.golden),
+        "members": plain["members"],
+        "config": plain["config"],
+        "inputs": plain["inputs"],
+    }
 
 
 def render(description: dict[str, Any], console: Console) -> None:
