@@ -35,6 +35,8 @@ TRITON_DIR = Path(__file__).parent / "triton"
 BASE_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-DNDEBUG")
 # Two libraries in one process must not share inline functions: they may be for different machines.
 LIBRARY_FLAGS = ("-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique")
+# Errors name the file that they come from: by these names, wherever it lies.
+PLACES = ("-ffile-prefix-map={torch}=torch", "-ffile-prefix-map={sources}=ygg_kernels")
 # Loaded for all to see, so nothing but the C functions that graphs call may be seen.
 EXPORTS = "{{ global: {namespace}_*; local: *; }};"
 # GCC 12 takes the undefined operands of its own AVX-512 headers for a mistake.
@@ -147,7 +149,7 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
     ).stdout.partition("\n")[0]
     flags = (*BASE_FLAGS, *LIBRARY_FLAGS, *isa_compile)
     digest = hashlib.sha256()
-    for item in (*flags, EXPORTS, version, torch.__version__):
+    for item in (*flags, *PLACES, EXPORTS, version, torch.__version__):
         digest.update(item.encode() + b"\0")
     for path in OPERATOR_SOURCES:
         digest.update(path.read_bytes() + b"\0")
@@ -166,8 +168,11 @@ def build_library(out_dir: Path, isa: Isa = "native", cxx: str = "g++") -> Built
         exports = Path(scratch) / "exports.map"
         exports.write_text(EXPORTS.format(namespace=namespace), encoding="utf-8")
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+        places = [
+            place.format(torch=Path(torch.__file__).parent, sources=SOURCE_DIR) for place in PLACES
+        ]
         _run(
-            [compiler, *flags, abi, f"-DYGG_NAMESPACE={namespace}", *includes,
+            [compiler, *flags, *places, abi, f"-DYGG_NAMESPACE={namespace}", *includes,
              "-c", str(SOURCE_DIR / "ops.cpp"), "-o", str(compiled)],
             "compiling the CPU operators",
         )  # fmt: skip

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import hashlib
 import os
+import shlex
 import sys
 import tempfile
 import zipfile
@@ -176,6 +177,10 @@ def _inductor_settings(scratch: Path, c_shims: dict[Any, list[str]]) -> Iterator
         # A small tensor would otherwise be inlined into the code, and a graph must not depend on
         # values.
         "always_keep_tensor_constants": True,
+        # Names that would else be hashes of commands with this machine's folders in them.
+        "aot_inductor.model_name_for_generated_files": "graph",
+        "aot_inductor.enable_line_tables": False,
+        "cpp.cxx": (None, str(_compiler(scratch))),
         # Worker processes are ours; Inductor's own pool would outlive a kill.
         "compile_threads": 1,
         "fx_graph_cache": False,
@@ -185,6 +190,20 @@ def _inductor_settings(scratch: Path, c_shims: dict[Any, list[str]]) -> Iterator
     # A setting that this torch does not know raises: without one of them graphs would be wrong.
     with inductor.patch(changes):
         yield
+
+
+def _compiler(scratch: Path) -> Path:
+    """A command that compiles as the C++ compiler does, and says of no file where it lay: names of
+    files are part of what the code says when it fails."""
+    import torch
+
+    folders = {scratch: "graph", Path(torch.__file__).parent / "include": "torch"}
+    flags = [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
+    command = scratch / "g++"
+    compiler = shlex.quote(os.environ.get("CXX", "g++"))
+    command.write_text(f'#!/bin/sh\nexec {compiler} {shlex.join(flags)} "$@"\n')
+    command.chmod(0o700)
+    return command
 
 
 def export(job: GraphJob, operators: Any) -> tuple[Any, Any, list[Any]]:
@@ -236,7 +255,7 @@ def compile_graph(job: GraphJob, out: Path) -> CompiledGraph:
     operators = load_library(job.operators, job.namespace)
     program, adapted, inputs = export(job, operators)
     with (
-        tempfile.TemporaryDirectory(dir=out) as scratch,
+        tempfile.TemporaryDirectory(dir=out.absolute()) as scratch,
         _inductor_settings(Path(scratch), operators.c_shims()),
     ):
         package = Path(scratch, "graph.pt2")

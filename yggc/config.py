@@ -49,6 +49,8 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     nodes that one pass of it runs. `objective` is what a pass's choice of rows maximises.
     `profile` is a file of `yggc profile` to take times from, "" measures them. A recipe may name
     several targets, of which a build takes one; "{target}" in `name` and `output` stands for it.
+    `recipe_paths` is no option: it holds, by option, paths relative to the recipe as they are
+    written there.
     """
 
     name: str
@@ -78,6 +80,7 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     profile: str = ""
     calibration: str = "shipped"
     calibration_tokens: int = 64
+    recipe_paths: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         for key in ("threads", "jobs", "max_depth", "calibration_tokens"):
@@ -276,11 +279,11 @@ class BuildConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """What goes into the manifest: everything but this machine's folders and the number of
         processes.
         """
-        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain: dict[str, Any] = {**msgspec.to_builtins(self), **self.recipe_paths}
         return {
             key: value
             for key, value in plain.items()
-            if key not in ("output", "work_dir", "jobs", "profile")
+            if key not in ("output", "work_dir", "jobs", "profile", "recipe_paths")
         }
 
 
@@ -301,7 +304,7 @@ def buckets_up_to(max_rows: int | None) -> list[int] | None:
     return sorted({1, *doubled, max_rows})
 
 
-OPTIONS = tuple(BuildConfig.__struct_fields__)
+OPTIONS = tuple(name for name in BuildConfig.__struct_fields__ if name != "recipe_paths")
 
 
 def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildConfig, list[str]]:
@@ -319,7 +322,9 @@ def load_config(recipe: Path | None, flags: Mapping[str, Any]) -> tuple[BuildCon
             f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(OPTIONS))}",
             f"did you mean {near[0]!r}?" if near else "`yggc build --help` describes them",
         )
-    values |= {key: value for key, value in flags.items() if value is not None}
+    given = {key: value for key, value in flags.items() if value is not None}
+    relative = _resolve_paths(recipe, values)
+    values |= {**given, "recipe_paths": {k: v for k, v in relative.items() if k not in given}}
     for key, flag in (("verifier", "--verifier"), ("output", "-o"), ("target", "--gpu")):
         if not values.get(key):
             raise RecipeError(f"{where}: no {key}", f'give {flag}, or {key} = "..." in a recipe')
@@ -370,7 +375,7 @@ def for_target(config: BuildConfig, target: str) -> BuildConfig:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """What a recipe says, paths as they are from here; RecipeError if it cannot be read."""
+    """What a recipe says, paths as it writes them; RecipeError if it cannot be read."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -382,12 +387,19 @@ def read_recipe(path: Path) -> dict[str, Any]:
             f"recipe {path}: cannot be read as TOML: {error}",
             'a recipe has lines like name = "value"; artifacts/recipes has examples',
         ) from error
-    # Written beside the recipe, so looked for there whatever the current directory.
+    return values
+
+
+def _resolve_paths(recipe: Path | None, values: dict[str, Any]) -> dict[str, str]:
+    """Makes the recipe's relative paths absolute, and gives them as they were: written beside the
+    recipe, so looked for there whatever the current directory."""
+    written: dict[str, str] = {}
     for key in ("verifier", "drafter", "calibration", "profile"):
         value = values.get(key)
-        if isinstance(value, str) and value.startswith(("./", "../")):
-            values[key] = str((path.parent / value).resolve())
-    return values
+        if recipe is not None and isinstance(value, str) and value.startswith(("./", "../")):
+            values[key] = str((recipe.parent / value).resolve())
+            written[key] = value
+    return written
 
 
 def _resolve_host(values: dict[str, Any]) -> list[str]:

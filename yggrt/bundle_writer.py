@@ -37,6 +37,9 @@ _UNKNOWN_DIGEST = "0" * 64
 # Stands for an offset while the manifest's size is not known: as many digits as a file of a
 # petabyte needs.
 _WIDEST_OFFSET = 10**15
+# The manifest is padded until the weights' member starts on a multiple of it, which is one of the
+# weights' alignment: the member's bytes are the same whatever lies before it.
+_WEIGHTS_START = 4096
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -116,11 +119,11 @@ def _plan(
             )
     # Offsets depend on the manifest's size, so it gets the size that it has with the widest ones.
     widest = {source.name: _WIDEST_OFFSET for source in sources}
-    manifest_bytes = (
-        len(_draft(manifest, sources, widest, {**sizes, WEIGHTS_NAME: _WIDEST_OFFSET}).to_json())
-        + 1
-    )
+    draft = _draft(manifest, sources, widest, {**sizes, WEIGHTS_NAME: _WIDEST_OFFSET})
+    manifest_bytes = len(draft.to_json()) + 1
     payload = member_slots(manifest_bytes, {**sizes, WEIGHTS_NAME: 0})[WEIGHTS_NAME].payload
+    manifest_bytes += -payload % _WEIGHTS_START
+    payload += -payload % _WEIGHTS_START
     layout = lay_out([source[:3] for source in sources], payload)
     start = payload + len(layout.header)
     offsets = {name: start + offset for name, offset in layout.offsets.items()}

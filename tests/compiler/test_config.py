@@ -276,3 +276,24 @@ def test_a_profile_takes_every_flag_that_its_build_may_have() -> None:
     of_builds_alone = after_profiling | {"stop_after", "dry_run", "policies"}
     taken = [set(inspect.signature(one).parameters) for one in (cli.profile_command, cli.build)]
     assert taken[0] == taken[1] - of_builds_alone
+
+
+def test_paths_are_packed_as_the_recipe_writes_them(tmp_path: Path) -> None:
+    recipe = tmp_path / "deep" / "recipe.toml"
+    recipe.parent.mkdir()
+    recipe.write_text(
+        'verifier = "../model"\ndrafter = "./small+ngram"\ncalibration = "/prompts.jsonl"\n'
+        'output = "m.ygg"\ntarget = "cpu"\n'
+    )
+    config, _ = load_config(recipe, {})
+    assert config.verifier == str(tmp_path / "model")
+    packed = config.packable()
+    assert packed["verifier"] == "../model"
+    assert packed["drafter"] == "./small+ngram"
+    assert packed["calibration"] == "/prompts.jsonl"
+    assert str(tmp_path) not in json.dumps(packed)
+    assert "recipe_paths" not in packed
+    flagged, _ = load_config(recipe, {"verifier": "other"})
+    assert flagged.packable()["verifier"] == "other"
+    with pytest.raises(RecipeError, match="unknown key 'recipe_paths'"):
+        load_config(None, NEEDED | {"recipe_paths": {}})

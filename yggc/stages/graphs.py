@@ -146,7 +146,9 @@ def compile_job(job: GraphJob, out: Path) -> None:
     job_file = out / "job.json"
     job_file.write_bytes(msgspec.json.encode(job))
     command = [sys.executable, "-m", "yggc.worker", str(os.getpid()), str(job_file), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Hashes of strings order some of the compiler's sets.
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     error_file = out / "error.json"
     if error_file.exists():
         fields = msgspec.json.decode(error_file.read_bytes())
