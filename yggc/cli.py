@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from yggc.diff_cli import diff
 from yggc.matrix_cli import matrix
 from yggc.report_cli import report
 from yggc.simulate_cli import simulate, traces
@@ -51,6 +52,7 @@ app.command()(traces)
 app.command()(simulate)
 app.command()(report)
 app.command()(matrix)
+app.command()(diff)
 
 Recipe = Annotated[
     Path | None, typer.Argument(help="A recipe; flags override it.", metavar="RECIPE.toml")

@@ -23,7 +23,7 @@ def check_same_verifier(manifests: Sequence[Manifest]) -> Source:
     assert first is not None, "every manifest names its verifier"
     for other, manifest in zip(others, manifests[1:], strict=True):
         assert other is not None, "every manifest names its verifier"
-        if problem := _difference(first, other):
+        if problem := source_difference(first, other):
             raise SourceError(
                 f"bundles {manifests[0].name} and {manifest.name} were built from different "
                 f"models: {problem}",
@@ -52,7 +52,7 @@ def find_source(
                 "give the model with --source PATH",
             )
     found = resolve_source(text, work)
-    if problem := _difference(source, found.record(source.role)):
+    if problem := source_difference(source, found.record(source.role)):
         raise SourceError(
             f"{text} is not what the bundle was built from: {problem}",
             "give the right model with --source PATH",
@@ -71,7 +71,7 @@ def find_drafter(
         source = recorded(manifest, "drafter")
         if source is None:
             continue
-        if _difference(verifier, source) is None:
+        if source_difference(verifier, source) is None:
             return "not applicable, the bundle's drafter is part of the verifier"
         if isinstance(manifest.schedule.drafter, HeadDrafter):
             return "not applicable, the bundle's drafter is a head over the verifier"
@@ -85,7 +85,7 @@ def find_drafter(
     return "not applicable, the bundle's drafter is no model"
 
 
-def _difference(wanted: Source, found: Source) -> str | None:
+def source_difference(wanted: Source, found: Source) -> str | None:
     """The first file that differs; a single file may have another name."""
     if len(wanted.files) == len(found.files) == 1:
         [one], [other] = wanted.files, found.files

@@ -1,0 +1,1 @@
+"""`yggc diff`: what two bundles have apart, from their manifests and from decoding in turns."""
