@@ -7,7 +7,7 @@ DEMO := .cache/smollm2-135m-cpu.ygg
 TEST_JOBS ?= 2
 PROMPT ?= Write a Python function that returns the n-th Fibonacci number.
 
-.PHONY: demo test check accept check-kernels gpu-check bench clean
+.PHONY: demo test check ci-artifacts accept check-kernels gpu-check bench clean
 
 demo: $(VENV)/.compile
 	mkdir -p $(dir $(DEMO))
@@ -22,6 +22,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
+
+# What the artifacts workflow does, on this machine for the smallest recipe.
+ci-artifacts: $(VENV)/.dev
+	.ci/rehearse
 
 accept: $(VENV)/.dev
 	$(BIN)/python tests/accept/run.py
