@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log
 from random import Random
 from statistics import fmean, quantiles
 from typing import Any
@@ -33,6 +34,16 @@ def mean_with_interval(name: str, values: Sequence[float]) -> dict[str, Any]:
 def mean_ratio(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
     """As `mean_with_interval`, of the ratios of what was measured in pairs."""
     return mean_with_interval(name, [a / b for a, b in zip(above, below, strict=True)])
+
+
+def geometric_ratio(name: str, ratios: Sequence[float]) -> dict[str, Any]:
+    """As `mean_with_interval`, of the geometric mean. That of inverse ratios is its inverse, so
+    noise alone favours neither side; in a mean of ratios it raises what is above."""
+    interval = bootstrap_interval([log(one) for one in ratios])
+    return {
+        name: exp(fmean(map(log, ratios))),
+        f"{name}_interval": [exp(one) for one in interval] if interval else None,
+    }
 
 
 def shown_ratio(row: dict[str, Any], name: str) -> str:

@@ -111,7 +111,7 @@ def _print_paired(paired: dict[str, Any], console: Console) -> None:
     _table("in turns on this machine", titles, rows, console)
     _say(
         console,
-        f"time per token, new over old: {shown_ratio(paired, 'time_ratio')} (mean of "
+        f"time per token, new over old: {shown_ratio(paired, 'time_ratio')} (geometric mean of "
         f"{paired['num_prompts']} prompts x {paired['num_tokens']} tokens, in brackets 95 % "
         f"interval); {paired['num_equal']} of the answers are the same; {paired['device']}, "
         f"{paired['num_threads']} threads",
