@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -59,9 +60,10 @@ def record(**changes: Any) -> DepthPredictor:
 
 
 def command(package: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command where there is no compiler to be found."""
     return subprocess.run(
         [sys.executable, "-m", package, *map(str, arguments)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, env={**os.environ, "PATH": ""},
     )  # fmt: skip
 
 
@@ -141,13 +143,11 @@ def test_tokens_are_plain_decodings(
 def test_a_predictor_is_trained_measured_and_shipped(built: Path, tmp_path: Path) -> None:
     out, kept, weights = tmp_path / "out.ygg", tmp_path / "traces.safetensors", tmp_path / "w"
     pytest.importorskip("onnx")
-    graphs = sorted((bundles.WORK / "graph").iterdir())
     common = ("--max-tokens", "24", "--epochs", "6", "--traces", kept)
     done = command(
         "yggc", "train", "depth", built, "-o", out, *common, "--weights", weights, "--json"
     )
     assert done.returncode == 0, done.stderr
-    assert sorted((bundles.WORK / "graph").iterdir()) == graphs
     found = json.loads(done.stdout)
     with Bundle.open(built) as before, Bundle.open(out, full=True) as after:
         one, other = before.manifest, after.manifest
