@@ -26,7 +26,7 @@ Isa = Literal["native", "avx512_amx", "avx512_vnni", "avx512", "avx2", "neon"]
 
 SOURCE_DIR = Path(__file__).parent / "cpu"
 HEADERS = (
-    "vec.h", "formats.h", "tile.h", "integer.h", "amx.h", "linear.h", "embedding.h", "attention.h",
+    "vec.h", "memory.h", "formats.h", "tile.h", "integer.h", "amx.h", "linear.h", "embedding.h", "attention.h",
     "kv.h", "noise.h", "candidates.h",
 )  # fmt: skip
 # All that the operators' library is compiled from, and where those for GPUs are.

@@ -11,6 +11,7 @@
 #include "amx.h"
 #include "formats.h"
 #include "integer.h"
+#include "memory.h"
 #include "tile.h"
 
 namespace ygg {
@@ -97,7 +98,8 @@ class LinearPlan {
 #if defined(YGG_AMX)
     if (splits_) scratch_at_ += lines(part_bytes(num_rows, num_k));
 #endif
-    scratch_bytes_ = lines(linear_scratch_floats(num_rows) * sizeof(float));
+    scratch_at_ = bytes_apart(scratch_at_);
+    scratch_bytes_ = bytes_apart(linear_scratch_floats(num_rows) * sizeof(float));
   }
 
   std::int64_t num_bytes(int num_threads) const {

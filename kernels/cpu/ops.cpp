@@ -23,6 +23,7 @@
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
+#include "memory.h"
 #include "noise.h"
 
 namespace {
@@ -76,6 +77,7 @@ void check_panels(const Tensor& t, const char* name, int64_t num_outputs, int64_
 }
 
 // Memory for one call at a time, kept from call to call: after the first passes none is allocated.
+// It begins on a page.
 class Workspace {
  public:
   // `num_bytes` of memory, valid until the next call of this thread.
@@ -84,8 +86,8 @@ class Workspace {
     const auto num_bytes = static_cast<size_t>(count) * sizeof(T);
     if (num_bytes > num_bytes_) {
       memory_.reset();
-      num_bytes_ = (num_bytes + kLine - 1) / kLine * kLine;
-      memory_.reset(std::aligned_alloc(kLine, num_bytes_));
+      num_bytes_ = static_cast<size_t>(ygg::whole_pages(static_cast<int64_t>(num_bytes)));
+      memory_.reset(std::aligned_alloc(ygg::kPageBytes, num_bytes_));
       if (memory_ == nullptr) {
         num_bytes_ = 0;
         throw std::bad_alloc();
@@ -95,7 +97,6 @@ class Workspace {
   }
 
  private:
-  static constexpr size_t kLine = 64;
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
@@ -301,8 +302,8 @@ Tensor tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_ca
                              static_cast<float>(softcap)};
   const int num_threads = at::get_num_threads();
   const ygg::AttentionPlan plan(a, num_threads);
-  const int64_t per_thread = ygg::AttentionScratch::num_floats(a);
-  const int64_t partials_floats = ygg::partials_floats(a, plan);
+  const int64_t per_thread = ygg::floats_apart(ygg::AttentionScratch::num_floats(a));
+  const int64_t partials_floats = ygg::floats_apart(ygg::partials_floats(a, plan));
   float* partials = workspace().take<float>(partials_floats + num_threads * per_thread);
   const int64_t num_products = num_heads * num_rows * (prefix + num_rows) * (keys.size + values.size);
 #pragma omp parallel num_threads(num_threads) if (num_products > kAloneProducts)
