@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "candidates.h"
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
@@ -394,6 +395,7 @@ int main(int argc, char** argv) {
     }
     for (std::int64_t format = ygg::kQ4_0; format < ygg::kNumFormats; ++format) {
       for (bool integer : {false, true}) check_linear(format, integer, rows, 512, {33, 16, 1});
+      if (ygg::format_info(format).group == 32) check_linear(format, true, rows, 224, {20, 47});
     }
   }
   const AttentionCase cases[] = {
