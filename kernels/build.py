@@ -26,8 +26,8 @@ Isa = Literal["native", "avx512_amx", "avx512_vnni", "avx512", "avx2", "neon"]
 
 SOURCE_DIR = Path(__file__).parent / "cpu"
 HEADERS = (
-    "vec.h", "memory.h", "formats.h", "tile.h", "integer.h", "amx.h", "linear.h", "embedding.h", "attention.h",
-    "kv.h", "noise.h", "candidates.h",
+    "vec.h", "memory.h", "formats.h", "tile.h", "integer.h", "amx.h", "amx_integer.h", "linear.h",
+    "embedding.h", "attention.h", "kv.h", "noise.h", "candidates.h",
 )  # fmt: skip
 # All that the operators' library is compiled from, and where those for GPUs are.
 OPERATOR_SOURCES = tuple(SOURCE_DIR / name for name in (*HEADERS, "ops.cpp"))
@@ -47,8 +47,8 @@ AVX512_NAMES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx51
 # Compiler flags, and the names of what they need as /proc/cpuinfo spells them.
 ISA_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "avx512_amx": (
-        (*AVX512_FLAGS, "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
-        (*AVX512_NAMES, "avx512_vnni", "amx_tile", "amx_bf16"),
+        (*AVX512_FLAGS, "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        (*AVX512_NAMES, "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
     ),
     "avx512_vnni": ((*AVX512_FLAGS, "-mavx512vnni"), (*AVX512_NAMES, "avx512_vnni")),
     "avx512": (AVX512_FLAGS, AVX512_NAMES),

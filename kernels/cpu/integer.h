@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "tile.h"
@@ -25,19 +26,24 @@ constexpr int kMaxIntegerRows = 12;
 constexpr int kMaxIntegerRows = 4;
 #endif
 
-// One group of R rows, in 4-byte words: codes [8][R] (four neighbours in k a word), scales [R],
-// scale times the sum of the codes [R], sums of the codes of each half [2][R].
+// One group of R rows, in 4-byte words: codes (four neighbours in k a word), scales [R], scale
+// times the sum of the codes [R], sums of the codes of each half [2][R]. Codes lie as their reader
+// takes them: vectors [8][R], a word of all rows after another; tile registers [R][8], row by row.
+constexpr int kCodeWords = 8;
 constexpr int kGroupWords = 12;
 constexpr int kScaleWord = 8;
 constexpr int kScaledSumWord = 9;
 constexpr int kSumWord = 10;
+
+enum class CodeOrder { kByWord, kByRow };
 
 inline std::int64_t quantized_words(std::int64_t num_rows, std::int64_t num_k) {
   return num_rows * (num_k / kPieceK) * kGroupWords;
 }
 
 // Group `x` [32] of row `row` of a block of `num_rows` rows.
-inline void quantize_group(const float* x, int row, int num_rows, std::int32_t* words) {
+inline void quantize_group(const float* x, int row, int num_rows, CodeOrder order,
+                           std::int32_t* words) {
   vec size = abs(load(x));
   vec probe = mul(load(x), zero());
   for (int i = kLanes; i < kPieceK; i += kLanes) {
@@ -45,36 +51,35 @@ inline void quantize_group(const float* x, int row, int num_rows, std::int32_t* 
     probe = fma(load(x + i), zero(), probe);
   }
   const float largest = largest_lane(size);
-  // NaN in a lane if any value is none or infinite: the row's results become NaN, as with floats.
-  float lanes[kPanel] = {};
-  store(lanes, probe);
-  float broken = 0.0f;
-  for (int i = 0; i < kLanes; ++i) broken += lanes[i];
-  const float scale = largest / 127.0f + broken;
-  const float inverse = largest > 0.0f && broken == 0.0f ? 127.0f / largest : 0.0f;
+  // If any value is none or infinite the row's results become NaN, as with floats.
+  const bool broken = has_nan(probe);
+  const float scale = broken ? std::numeric_limits<float>::quiet_NaN() : largest / 127.0f;
+  const float inverse = largest > 0.0f && !broken ? 127.0f / largest : 0.0f;
   std::int8_t codes[kPieceK] = {};
+  std::int32_t sums[2] = {0, 0};
   if (inverse > 0.0f) {
     for (int i = 0; i < kPieceK; i += kLanes) {
-      store_bytes(codes + i, to_int(mul(load(x + i), broadcast(inverse))));
+      const ivec rounded = to_int(mul(load(x + i), broadcast(inverse)));
+      store_bytes(codes + i, rounded);
+      sums[i / (kPieceK / 2)] += sum_lanes(rounded);
     }
   }
-  std::int32_t* target = words + row;
-  std::int32_t sums[2] = {0, 0};
-  for (int m = 0; m < 8; ++m) {
-    std::memcpy(target + m * num_rows, codes + 4 * m, sizeof *words);
-    sums[m / 4] += codes[4 * m] + codes[4 * m + 1] + codes[4 * m + 2] + codes[4 * m + 3];
-  }
+  const bool by_row = order == CodeOrder::kByRow;
+  std::int32_t* target = words + (by_row ? row * kCodeWords : row);
+  const int step = by_row ? 1 : num_rows;
+  for (int m = 0; m < kCodeWords; ++m) std::memcpy(target + m * step, codes + 4 * m, sizeof *words);
   const float scaled_sum = scale * static_cast<float>(sums[0] + sums[1]);
-  std::memcpy(target + kScaleWord * num_rows, &scale, sizeof scale);
-  std::memcpy(target + kScaledSumWord * num_rows, &scaled_sum, sizeof scaled_sum);
-  target[kSumWord * num_rows] = sums[0];
-  target[(kSumWord + 1) * num_rows] = sums[1];
+  std::memcpy(words + kScaleWord * num_rows + row, &scale, sizeof scale);
+  std::memcpy(words + kScaledSumWord * num_rows + row, &scaled_sum, sizeof scaled_sum);
+  words[kSumWord * num_rows + row] = sums[0];
+  words[(kSumWord + 1) * num_rows + row] = sums[1];
 }
 
 // Part `part` of `num_parts` of all groups of the rows; block b of the rows lies at
 // quantized_words(begin(b), num_k).
 inline void quantize_rows(const float* x, std::int64_t num_rows, std::int64_t num_k,
-                          std::int32_t* words, std::int64_t part, std::int64_t num_parts) {
+                          CodeOrder order, std::int32_t* words, std::int64_t part,
+                          std::int64_t num_parts) {
   const RowBlocks blocks(num_rows, kMaxIntegerRows);
   const std::int64_t num_groups = num_k / kPieceK;
   const std::int64_t first = num_groups * part / num_parts;
@@ -84,7 +89,7 @@ inline void quantize_rows(const float* x, std::int64_t num_rows, std::int64_t nu
     std::int32_t* block = words + quantized_words(blocks.begin(b), num_k);
     for (int r = 0; r < size; ++r) {
       for (std::int64_t g = first; g < last; ++g) {
-        quantize_group(x + (blocks.begin(b) + r) * num_k + g * kPieceK, r, size,
+        quantize_group(x + (blocks.begin(b) + r) * num_k + g * kPieceK, r, size, order,
                        block + g * kGroupWords * size);
       }
     }

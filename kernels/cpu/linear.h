@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "amx.h"
+#include "amx_integer.h"
 #include "formats.h"
 #include "integer.h"
 #include "memory.h"
@@ -47,6 +48,7 @@ struct LinearWeight {
 struct LinearRows {
   const float* packed;          // pack_rows' result (for one row: x itself), or null
   const std::int32_t* integer;  // quantize_rows' result, or null: quantised weights take floats
+  CodeOrder order;              // of its codes
   const std::uint8_t* parts;    // split_rows' result, or null: bfloat16 weights take floats
   std::int64_t num_rows;
   std::int64_t num_k;
@@ -58,6 +60,7 @@ inline std::int64_t linear_scratch_floats(std::int64_t num_rows) {
 }
 #if defined(YGG_AMX)
 static_assert(kBf16ScratchFloats <= 2 * kChunkK * kPanel);
+static_assert(kIntegerScratchFloats <= 2 * kChunkK * kPanel);
 #endif
 
 // Part `part` of `num_parts` of the transposed row blocks: block b lies at packed + begin(b) *
@@ -82,9 +85,15 @@ class LinearPlan {
   LinearPlan(const LinearWeight* weights, std::int64_t num_weights, bool integer,
              std::int64_t num_rows, std::int64_t num_k)
       : num_rows_(num_rows), num_k_(num_k) {
+#if defined(YGG_AMX)
+    tiles_ = fits_tiles(num_rows, num_k);
+#endif
     for (std::int64_t i = 0; i < num_weights; ++i) {
       if (integer && weights[i].quantized()) {
         integer_ = true;
+        with_format(weights[i].format, [&](auto format) {
+          tiles_ = tiles_ && decltype(format)::kSubgroups == 1;
+        });
       } else if (kSplitsRows && weights[i].format == kBfloat16) {
         splits_ = true;
       } else {
@@ -113,8 +122,8 @@ class LinearPlan {
       pack_rows(x, num_rows_, num_k_, reinterpret_cast<float*>(memory), part, num_parts);
     }
     if (integer_) {
-      quantize_rows(x, num_rows_, num_k_, reinterpret_cast<std::int32_t*>(memory + integer_at_),
-                    part, num_parts);
+      quantize_rows(x, num_rows_, num_k_, order(),
+                    reinterpret_cast<std::int32_t*>(memory + integer_at_), part, num_parts);
     }
 #if defined(YGG_AMX)
     if (splits_) {
@@ -126,6 +135,7 @@ class LinearPlan {
   LinearRows rows(const float* x, const char* memory) const {
     return {packs() ? reinterpret_cast<const float*>(memory) : x,
             integer_ ? reinterpret_cast<const std::int32_t*>(memory + integer_at_) : nullptr,
+            order(),
             splits_ ? reinterpret_cast<const std::uint8_t*>(memory + parts_at_) : nullptr,
             num_rows_, num_k_};
   }
@@ -140,11 +150,13 @@ class LinearPlan {
   static constexpr bool kSplitsRows = false;
 #endif
   static std::int64_t lines(std::int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+  CodeOrder order() const { return tiles_ ? CodeOrder::kByRow : CodeOrder::kByWord; }
   // One row is its own packed form.
   bool packs() const { return floats_ && num_rows_ > 1; }
 
   std::int64_t num_rows_, num_k_;
   bool floats_ = false, integer_ = false, splits_ = false;
+  bool tiles_ = false;  // integer products on tile registers
   std::int64_t integer_at_ = 0, parts_at_ = 0, scratch_at_ = 0, scratch_bytes_ = 0;
 };
 
@@ -400,6 +412,21 @@ void multiply_quantized(const LinearRows& rows, const LinearWeight& weight, std:
   }
   const RowBlocks blocks(rows.num_rows, kMaxIntegerRows);
   const std::int64_t num_blocks = rows.num_k / F::kGroup;
+#if defined(YGG_AMX)
+  if constexpr (F::kSubgroups == 1) {
+    if (rows.order == CodeOrder::kByRow) {
+      const auto* panels = static_cast<const std::uint8_t*>(weight.panels);
+      multiply_integer_tiles<F>(rows.integer, blocks, rows.num_k,
+                                panels + begin * num_blocks * F::kBytes, end - begin, kAheadBytes,
+                                scratch + rows.num_rows * 2 * kPanel, scratch,
+                                [&](std::int64_t panel) {
+                                  finish_panel(weight, begin + panel, rows.num_rows, scratch,
+                                               kPanel);
+                                });
+      return;
+    }
+  }
+#endif
   for (std::int64_t panel = begin; panel < end; ++panel) {
     const auto* block =
         static_cast<const std::uint8_t*>(weight.panels) + panel * num_blocks * F::kBytes;

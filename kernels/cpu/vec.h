@@ -170,6 +170,8 @@ inline ivec add_dot(ivec a, ivec codes, ivec x) {
 #endif
 // Rounds to the nearest integer, ties to even.
 inline ivec to_int(vec a) { return _mm512_cvtps_epi32(a); }
+inline std::int32_t sum_lanes(ivec a) { return _mm512_reduce_add_epi32(a); }
+inline bool has_nan(vec a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
 // The low byte of every lane.
 inline void store_bytes(std::int8_t* p, ivec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
@@ -284,6 +286,12 @@ inline ivec add_dot(ivec a, ivec codes, ivec x) {
   return iadd(a, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
 }
 inline ivec to_int(vec a) { return _mm256_cvtps_epi32(a); }
+inline std::int32_t sum_lanes(ivec a) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+inline bool has_nan(vec a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0; }
 inline void store_bytes(std::int8_t* p, ivec a) {
   const __m256i pick = _mm256_set1_epi32(0x0C080400);
   const __m256i bytes = _mm256_shuffle_epi8(a, pick);
@@ -404,6 +412,8 @@ inline ivec add_dot(ivec a, ivec codes, ivec x) {
 }
 #endif
 inline ivec to_int(vec a) { return vcvtnq_s32_f32(a); }
+inline std::int32_t sum_lanes(ivec a) { return vaddvq_s32(a); }
+inline bool has_nan(vec a) { return vminvq_u32(vceqq_f32(a, a)) == 0; }
 inline void store_bytes(std::int8_t* p, ivec a) {
   const int8x8_t bytes = vmovn_s16(vcombine_s16(vmovn_s32(a), vmovn_s32(a)));
   vst1_lane_s32(reinterpret_cast<std::int32_t*>(p), vreinterpret_s32_s8(bytes), 0);

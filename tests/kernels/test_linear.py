@@ -106,6 +106,20 @@ def test_integer_activations(ops: Operators, num_rows: int, name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_1", "q8_0"])
+@pytest.mark.parametrize("num_k", [32, 160, 192, 224, 320])
+@pytest.mark.parametrize("num_rows", [3, 4, 20])
+def test_integer_activations_of_any_width(
+    ops: Operators, num_rows: int, num_k: int, name: str
+) -> None:
+    """Odd and few groups, and as few rows as tile registers take."""
+    weights, biases, widths, formats = make_weights((40, 17), num_k, name)
+    x = torch.randn(num_rows, num_k)
+    wanted = reference.linear(x, weights, biases, widths, formats, True)
+    found = ops.linear(x, weights, biases, widths, formats, True)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_integer_activations_are_close(ops: Operators) -> None:
     """Rounding a row to int8 costs about 1 part in 127 of each group's largest value."""
     weights, _, widths, formats = make_weights((64,), 1024, "q4_1")
@@ -115,17 +129,19 @@ def test_integer_activations_are_close(ops: Operators) -> None:
     assert float((rounded - exact).norm() / exact.norm()) < 0.02
 
 
-def test_broken_rows_stay_apart(ops: Operators) -> None:
+@pytest.mark.parametrize(("num_rows", "num_k"), [(3, 64), (8, 256)])
+def test_broken_rows_stay_apart(ops: Operators, num_rows: int, num_k: int) -> None:
     """An infinite or missing value spoils its own row and no other, whatever the activations."""
-    weights, _, widths, formats = make_weights((32,), 64, "q4_1")
-    x = torch.randn(3, 64)
+    weights, _, widths, formats = make_weights((32,), num_k, "q4_1")
+    x = torch.randn(num_rows, num_k)
+    others = [row for row in range(num_rows) if row != 1]
     clean = ops.linear_unbiased(x, weights, widths, formats, True)[0]
     for value in (float("inf"), float("nan")):
         broken = x.clone()
         broken[1, 7] = value
         output = ops.linear_unbiased(broken, weights, widths, formats, True)[0]
         assert bool(output[1].isnan().all())
-        assert torch.equal(output[[0, 2]], clean[[0, 2]])
+        assert torch.equal(output[others], clean[others])
 
 
 @pytest.mark.parametrize("integer", [False, True])
