@@ -27,7 +27,7 @@ Isa = Literal["native", "avx512_amx", "avx512_vnni", "avx512", "avx2", "neon"]
 SOURCE_DIR = Path(__file__).parent / "cpu"
 HEADERS = (
     "vec.h", "memory.h", "formats.h", "tile.h", "integer.h", "amx.h", "amx_integer.h", "linear.h",
-    "embedding.h", "attention.h", "kv.h", "noise.h", "candidates.h",
+    "embedding.h", "attention.h", "kv.h", "noise.h", "candidates.h", "elementwise.h",
 )  # fmt: skip
 # All that the operators' library is compiled from, and where those for GPUs are.
 OPERATOR_SOURCES = tuple(SOURCE_DIR / name for name in (*HEADERS, "ops.cpp"))

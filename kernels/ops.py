@@ -23,6 +23,9 @@ _C_PARAMETERS = {
     "linear_unbiased": f"AtenTensorHandle, {_LIST}, {_INTS}, {_INTS}, int32_t, ...",
     "tree_attention": ", ".join(["AtenTensorHandle"] * 6)
     + ", double, int64_t, double, AtenTensorHandle*",
+    "argmax": "AtenTensorHandle, AtenTensorHandle*",
+    "silu_mul": "AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*",
+    "materialize": "AtenTensorHandle, AtenTensorHandle*",
 }
 
 
@@ -37,6 +40,9 @@ class Operators:
     tree_attention: Callable[..., Tensor]
     kv_write: Callable[..., None]
     kv_commit: Callable[..., None]
+    argmax: Callable[[Tensor], Tensor]
+    silu_mul: Callable[[Tensor, Tensor], Tensor]
+    materialize: Callable[[Tensor], Tensor]
 
     def c_shims(self) -> dict[Any, list[str]]:
         """What `torch._inductor.config.aot_inductor.custom_ops_to_c_shims` wants: declarations of
@@ -71,6 +77,9 @@ def load_library(path: Path, namespace: str) -> Operators:
         tree_attention=loaded.tree_attention.default,
         kv_write=loaded.kv_write.default,
         kv_commit=loaded.kv_commit.default,
+        argmax=loaded.argmax.default,
+        silu_mul=loaded.silu_mul.default,
+        materialize=loaded.materialize.default,
     )
 
 
@@ -110,5 +119,15 @@ def _register_shapes(namespace: str) -> None:
     def kv_commit(caches: list[Tensor], sources: Tensor, targets: Tensor) -> None:
         return None
 
-    for shape in (linear, linear_unbiased, embedding, tree_attention, kv_write, kv_commit):
+    def argmax(logits: Tensor) -> Tensor:
+        return logits.new_empty(logits.shape[:1], dtype=torch.int64)
+
+    def silu_mul(a: Tensor, b: Tensor) -> Tensor:
+        return a.new_empty(a.shape)
+
+    def materialize(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    shapes = (linear, linear_unbiased, embedding, tree_attention, kv_write, kv_commit)
+    for shape in (*shapes, argmax, silu_mul, materialize):
         torch.library.register_fake(f"{namespace}::{shape.__name__}", shape)

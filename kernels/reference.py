@@ -158,6 +158,21 @@ def linear_unbiased(
     return outputs
 
 
+def argmax(logits: Tensor) -> Tensor:
+    """logits [n, N] float32: the first place of the largest value of each row, int64 [n]."""
+    return logits.argmax(-1)
+
+
+def silu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """a / (1 + exp(-a)) * b of one shape."""
+    return torch.nn.functional.silu(a) * b
+
+
+def materialize(x: Tensor) -> Tensor:
+    """x in memory of its own."""
+    return x.clone()
+
+
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows float32 [..., K] as codes int64 [..., K] and scales float32 [..., K / 32].
 

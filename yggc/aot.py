@@ -211,7 +211,12 @@ def export(job: GraphJob, operators: Any) -> tuple[Any, Any, list[Any]]:
     import torch
 
     from yggc.models.adapt import adapt
-    from yggc.models.fuse import join_linears, refuse_foreign_products
+    from yggc.models.fuse import (
+        compute_angles_once,
+        gate_by_operator,
+        join_linears,
+        refuse_foreign_products,
+    )
 
     adapted = adapt(
         job.config,
@@ -236,6 +241,8 @@ def export(job: GraphJob, operators: Any) -> tuple[Any, Any, list[Any]]:
         )
     refuse_foreign_products(program)
     join_linears(program, operators)
+    gate_by_operator(program, operators)
+    compute_angles_once(program, operators)
     return program, adapted, inputs
 
 

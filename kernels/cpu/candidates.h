@@ -1,4 +1,5 @@
 // The most likely tokens of a row of logits and their shares, without a sorted or normalised row.
+// The largest of a row alone, as torch has it.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +56,28 @@ inline void top_shares(const float* x, std::int64_t num, float temperature, std:
   for (std::int64_t k = 0; k < count; ++k) {
     shares[k] = exp((shares[k] - best) / temperature) / total;
   }
+}
+
+// The place of the first of the largest values, num >= 1; of the first NaN if there is one.
+inline std::int64_t argmax(const float* x, std::int64_t num) {
+  std::int64_t place = 0;
+  const auto offer = [&](std::int64_t i) {
+    if (x[i] > x[place] || (x[i] != x[i] && x[place] == x[place])) place = i;
+  };
+  std::int64_t i = 0;
+  constexpr std::int64_t kBlock = 4 * kLanes;
+  for (; i + kBlock <= num; i += kBlock) {
+    const vec a = load(x + i), b = load(x + i + kLanes);
+    const vec c = load(x + i + 2 * kLanes), d = load(x + i + 3 * kLanes);
+    // A sum without NaN has no NaN in it; one with may come of infinities.
+    if (!has_nan(add(add(a, b), add(c, d))) &&
+        !(largest_lane(max(max(a, b), max(c, d))) > x[place])) {
+      continue;
+    }
+    for (std::int64_t j = i; j < i + kBlock; ++j) offer(j);
+  }
+  for (; i < num; ++i) offer(i);
+  return place;
 }
 
 }  // namespace ygg

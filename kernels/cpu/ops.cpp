@@ -20,6 +20,7 @@
 
 #include "attention.h"
 #include "candidates.h"
+#include "elementwise.h"
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
@@ -394,6 +395,49 @@ std::tuple<Tensor, Tensor> top_shares(const Tensor& logits, const Tensor& temper
   return {places, shares};
 }
 
+// As many values as take one thread a few microseconds.
+constexpr int64_t kAloneValues = 8192;
+
+Tensor argmax(const Tensor& logits) {
+  check_float(logits, "argmax: logits");
+  check_dense(logits, "argmax: logits", 2);
+  TORCH_CHECK(logits.size(1) > 0, "argmax: logits have no columns");
+  const int64_t num_rows = logits.size(0);
+  const int64_t num = logits.size(1);
+  Tensor places = at::empty({num_rows}, logits.options().dtype(at::kLong));
+  const float* rows = logits.const_data_ptr<float>();
+  auto* out = places.mutable_data_ptr<int64_t>();
+#pragma omp parallel for num_threads(at::get_num_threads()) if (num_rows > 1)
+  for (int64_t r = 0; r < num_rows; ++r) out[r] = ygg::argmax(rows + r * num, num);
+  return places;
+}
+
+Tensor silu_mul(const Tensor& a, const Tensor& b) {
+  check_float(a, "silu_mul: a");
+  check_float(b, "silu_mul: b");
+  TORCH_CHECK(a.sizes() == b.sizes() && a.is_contiguous() && b.is_contiguous(),
+              "silu_mul: expected contiguous tensors of one shape, got sizes ", a.sizes(), " and ",
+              b.sizes(), ", strides ", a.strides(), " and ", b.strides());
+  Tensor output = at::empty(a.sizes(), a.options());
+  const int64_t num = a.numel();
+  const float* x = a.const_data_ptr<float>();
+  const float* y = b.const_data_ptr<float>();
+  auto* out = output.mutable_data_ptr<float>();
+#pragma omp parallel num_threads(at::get_num_threads()) if (num > kAloneValues)
+  {
+    // Parts that end where a vector does.
+    const int64_t part = omp_get_thread_num();
+    const int64_t num_parts = omp_get_num_threads();
+    const int64_t vectors = num / ygg::kLanes;
+    ygg::silu_mul(x, y, vectors * part / num_parts * ygg::kLanes,
+                  part + 1 == num_parts ? num : vectors * (part + 1) / num_parts * ygg::kLanes,
+                  out);
+  }
+  return output;
+}
+
+Tensor materialize(const Tensor& x) { return x.clone(); }
+
 using torch::aot_inductor::new_tensor_handle;
 using torch::aot_inductor::tensor_handle_to_tensor_pointer;
 
@@ -475,6 +519,22 @@ YGG_EXPORT(YGG_NAMESPACE, tree_attention)(AtenTensorHandle q, AtenTensorHandle k
                                                  tensor(tree_mask), scale, window, softcap)););
 }
 
+YGG_EXPORT(YGG_NAMESPACE, argmax)(AtenTensorHandle logits, AtenTensorHandle* output) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(*output =
+                                                 new_tensor_handle(argmax(tensor(logits))););
+}
+
+YGG_EXPORT(YGG_NAMESPACE, silu_mul)(AtenTensorHandle a, AtenTensorHandle b,
+                                    AtenTensorHandle* output) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(
+      *output = new_tensor_handle(silu_mul(tensor(a), tensor(b))););
+}
+
+YGG_EXPORT(YGG_NAMESPACE, materialize)(AtenTensorHandle x, AtenTensorHandle* output) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(*output =
+                                                 new_tensor_handle(materialize(tensor(x))););
+}
+
 // TORCH_LIBRARY pastes its first argument, so the namespace has to be expanded before.
 #define YGG_LIBRARY(name, m) TORCH_LIBRARY(name, m)
 #define YGG_LIBRARY_IMPL(name, key, m) TORCH_LIBRARY_IMPL(name, key, m)
@@ -494,6 +554,9 @@ YGG_LIBRARY(YGG_NAMESPACE, m) {
   m.def("kv_write(Tensor(a!) cache, Tensor rows, Tensor slots) -> ()");
   m.def("kv_commit(Tensor(a!)[] caches, Tensor sources, Tensor targets) -> ()");
   m.def("keyed_select(Tensor scores, float bound, int key, int num_bits) -> Tensor");
+  m.def("argmax(Tensor logits) -> Tensor");
+  m.def("silu_mul(Tensor a, Tensor b) -> Tensor");
+  m.def("materialize(Tensor x) -> Tensor");
   m.def("top_shares(Tensor logits, Tensor temperatures, int count) -> (Tensor, Tensor)");
 }
 
@@ -505,5 +568,8 @@ YGG_LIBRARY_IMPL(YGG_NAMESPACE, CPU, m) {
   m.impl("kv_write", &kv_write);
   m.impl("kv_commit", &kv_commit);
   m.impl("keyed_select", &keyed_select);
+  m.impl("argmax", &argmax);
+  m.impl("silu_mul", &silu_mul);
+  m.impl("materialize", &materialize);
   m.impl("top_shares", &top_shares);
 }

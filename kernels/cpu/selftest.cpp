@@ -4,6 +4,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 
 #include "attention.h"
 #include "candidates.h"
+#include "elementwise.h"
 #include "embedding.h"
 #include "kv.h"
 #include "linear.h"
@@ -373,6 +375,25 @@ void check_top_shares(std::int64_t num, std::int64_t count) {
   }
 }
 
+void check_argmax(std::int64_t num) {
+  std::vector<float> scores = random_floats(num);
+  const auto largest = std::max_element(scores.begin(), scores.end()) - scores.begin();
+  expect(ygg::argmax(scores.data(), num) == largest, "argmax", num, largest, 0);
+  scores[num / 2] = NAN;
+  expect(ygg::argmax(scores.data(), num) == num / 2, "argmax: NaN", num, num / 2, 0);
+}
+
+void check_silu_mul(std::int64_t num) {
+  const std::vector<float> a = random_floats(num);
+  const std::vector<float> b = random_floats(num);
+  std::vector<float> out(num);
+  ygg::silu_mul(a.data(), b.data(), 0, num, out.data());
+  for (std::int64_t i = 0; i < num; ++i) {
+    const double wanted = a[i] / (1.0 + std::exp(-static_cast<double>(a[i]))) * b[i];
+    expect(std::abs(out[i] - wanted) <= 1e-6 * std::abs(wanted), "silu_mul", num, i, 0);
+  }
+}
+
 int main(int argc, char** argv) {
   num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
 #if defined(YGG_AMX)
@@ -387,6 +408,10 @@ int main(int argc, char** argv) {
   for (std::int64_t num : {1, 15, 64, 257, 1000}) {
     check_top_shares(num, 1);
     check_top_shares(num, std::min<std::int64_t>(num, 33));
+  }
+  for (std::int64_t num : {1, 7, 64, 65, 1000}) {
+    check_argmax(num);
+    check_silu_mul(num);
   }
   for (std::int64_t rows : {1, 2, 3, 5, 7, 13, 25, 49, 65}) {
     for (std::int64_t k : {1, 40, 255, 256, 257, 512, 576, 1100}) {

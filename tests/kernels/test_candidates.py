@@ -1,4 +1,4 @@
-"""`top_shares`: the most likely tokens of a row against a softmax in float64."""
+"""`top_shares`: the most likely tokens of a row against a softmax in float64. `argmax`."""
 
 from __future__ import annotations
 
@@ -53,3 +53,29 @@ def test_refuses(ops: Operators) -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             operator(ops)(*arguments)
+
+
+@pytest.mark.parametrize("num", [1, 63, 64, 65, 49_153])
+def test_argmax(ops: Operators, num: int) -> None:
+    logits = torch.randn(3, num)
+    assert torch.equal(ops.argmax(logits), logits.argmax(-1))
+    # The first of equals, whatever stands beside them.
+    equal = torch.randint(0, 2, (4, num)).float()
+    equal[3] = -torch.inf
+    first = [int((row == row.max()).nonzero()[0]) for row in equal]
+    assert ops.argmax(equal).tolist() == first
+
+
+def test_argmax_of_no_numbers(ops: Operators) -> None:
+    logits = torch.randn(3, 500)
+    logits[0, [300, 400]] = torch.nan
+    logits[1, 7], logits[1, 8] = torch.inf, -torch.inf
+    logits[2, 70], logits[2, 450] = -torch.inf, torch.inf
+    assert ops.argmax(logits).tolist() == [300, 7, 450]
+
+
+def test_argmax_refuses(ops: Operators) -> None:
+    with pytest.raises(RuntimeError, match="argmax: logits: expected a contiguous"):
+        ops.argmax(torch.randn(4, 10).t())
+    with pytest.raises(RuntimeError, match="argmax: logits have no columns"):
+        ops.argmax(torch.empty(2, 0))

@@ -299,7 +299,7 @@ class StaticForward(nn.Module):
             hidden = self.medusa(chosen)
         if self.fuse is not None:
             hidden = self.fuse(torch.cat([step.taps[i] for i in sorted(step.taps)], dim=-1))[0]
-        return logits.argmax(-1), logits, hidden, hazards
+        return step.operators.argmax(logits), logits, hidden, hazards
 
 
 def reads_features(config: Any) -> bool:

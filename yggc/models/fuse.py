@@ -1,5 +1,6 @@
-"""Passes over an exported graph: join products that share an input, and refuse products outside
-our operators.
+"""Passes over an exported graph: join products that share an input, hand elementwise work to
+operators where the compiler would do it again and again or on one thread, and refuse products
+outside our operators.
 """
 
 from __future__ import annotations
@@ -52,6 +53,54 @@ def refuse_foreign_products(program: ExportedProgram) -> None:
                 f"the model computes {name} outside its linear layers (at '{node.name}')",
                 "its result would depend on the number of rows; this architecture is not covered",
             )
+
+
+def gate_by_operator(program: ExportedProgram, operators: Operators) -> int:
+    """Replaces silu(a) * b by one operator, which all threads share; returns how many."""
+    graph = program.graph
+    count = 0
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.mul.Tensor:
+            continue
+        gate, other = node.args
+        if not isinstance(gate, Node) or gate.target is not torch.ops.aten.silu.default:
+            gate, other = other, gate
+        if not isinstance(gate, Node) or gate.target is not torch.ops.aten.silu.default:
+            continue
+        values = [arg.meta["val"] for arg in (gate, other) if isinstance(arg, Node)]
+        if len(gate.users) > 1 or len(values) < 2 or values[0].shape != values[1].shape:
+            continue
+        if any(v.dtype != torch.float32 or not v.is_contiguous() for v in values):
+            continue
+        with graph.inserting_before(node):
+            gated = graph.call_function(operators.silu_mul, (gate.args[0], other))
+        gated.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(gated)
+        graph.erase_node(node)
+        graph.erase_node(gate)
+        count += 1
+    graph.lint()
+    program.graph_module.recompile()
+    return count
+
+
+def compute_angles_once(program: ExportedProgram, operators: Operators) -> int:
+    """Makes the sines and cosines of positions results in memory; returns how many.
+
+    Inductor computes elementwise functions anew wherever they are read, and every layer's queries
+    and keys read these.
+    """
+    graph = program.graph
+    functions = (torch.ops.aten.cos.default, torch.ops.aten.sin.default)
+    nodes = [node for node in graph.nodes if node.target in functions]
+    for node in nodes:
+        with graph.inserting_after(node):
+            kept = graph.call_function(operators.materialize, (node,))
+        kept.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+    graph.lint()
+    program.graph_module.recompile()
+    return len(nodes)
 
 
 def join_linears(program: ExportedProgram, operators: Operators) -> int:
