@@ -205,3 +205,44 @@ def test_old_gains_do_not_pay_for_long():
         gate.record(0.3, 0, COSTLY)
         num += 1
     assert num <= 8
+
+
+def lose_until_closed(gate: RunningGate) -> int:
+    """Tree passes with half a token each, as promised, at the price of a whole pass."""
+    num = 0
+    while gate.is_open:
+        gate.record(0.5, num % 2, COSTLY)
+        num += 1
+    return num
+
+
+def test_right_guesses_do_not_shorten_pauses_where_drafts_lose_time() -> None:
+    gate = proven()
+    pauses = []
+    for _ in range(3):
+        lose_until_closed(gate)
+        pauses.append(closed_passes(gate))
+    assert pauses == [gate.first_pause, 2 * gate.first_pause, 4 * gate.first_pause]
+    for _ in range(4):
+        gate.record(2.0, 2, COSTLY)
+    assert gate.is_open
+    lose_until_closed(gate)
+    assert closed_passes(gate) == gate.first_pause
+
+
+def test_a_prompt_behind_one_whose_drafts_lost_time_may_lose_less() -> None:
+    gate = proven()
+    first = lose_until_closed(gate)
+    closed_passes(gate)
+    lose_until_closed(gate)
+    gate.reset()
+    assert gate.is_open
+    assert lose_until_closed(gate) < first
+    assert closed_passes(gate) == 2 * gate.first_pause
+    # And one whose drafts gain time is not held back.
+    gate.reset()
+    for _ in range(50):
+        gate.record(1.3, 1, COSTLY)
+        assert gate.is_open
+    gate.reset()
+    assert lose_until_closed(gate) >= first
