@@ -164,7 +164,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def silu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """a / (1 + exp(-a)) * b of one shape."""
+    """a / (1 + exp(-a)) * b; b of a's shape or expanded to it."""
     return torch.nn.functional.silu(a) * b
 
 
@@ -176,11 +176,13 @@ def materialize(x: Tensor) -> Tensor:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows float32 [..., K] as codes int64 [..., K] and scales float32 [..., K / 32].
 
-    scale = max|x| / 127 over a group of 32, code = x * (127 / max|x|), ties to even.
+    scale = max|x| / 127 over a group of 32, code = x * (127 / max|x|), ties to even; 0 where that
+    factor is too large to be a number.
     """
     groups = x.unflatten(-1, (-1, 32))
     largest = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
+    inverse = 127.0 / largest
+    inverse = torch.where((largest > 0) & inverse.isfinite(), inverse, 0.0)
     return (groups * inverse).round().long().flatten(-2), (largest / 127.0).squeeze(-1)
 
 

@@ -76,9 +76,9 @@ class RunningGate:
     What drafting costs is spent before a tree can be found not worth verifying. So where it costs,
     the gate also closes once recent passes with their drafts have taken longer than plain passes
     would have for the tokens that were to be expected, by `prior` passes; when it opens again it
-    counts anew. Guesses that were right do not shorten its pauses then, only drafts that gained
-    time do, and a prompt behind one whose drafts did not begins with a loss of `carry` times
-    `prior` and pauses half as long as that one's.
+    counts anew. That loss is a debt, which later drafts pay back by the time that they gain: until
+    then right guesses do not shorten the pauses, and a new prompt begins with the share `carry` of
+    the debt as its loss and with pauses as long as the last one.
 
     The values were chosen by replaying recorded answers (docs/objective.md): a drafter that is
     never right may cost some 3 % of plain decoding over 32 tokens, one that is right now and then
@@ -100,8 +100,8 @@ class RunningGate:
     _loss: float = field(init=False, default=0.0)
     _next_pause: int = field(init=False, default=0)
     _passes_closed: int = field(init=False, default=0)
-    # Whether the last drafts that were judged as a whole lost time.
-    _unpaid: bool = field(init=False, default=False)
+    # Passes that drafts have lost since the gate last closed for it and not yet won back.
+    _debt: float = field(init=False, default=0.0)
     _proven: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -110,9 +110,10 @@ class RunningGate:
     def reset(self) -> None:
         self._expected *= self.carry
         self._accepted *= self.carry
-        self._loss = self.carry * self.prior if self._unpaid else 0.0
-        half = self._next_pause // 2 if self._unpaid else 0
-        self._next_pause = max(self.first_pause, half)
+        self._debt *= self.carry
+        self._loss = self._debt
+        last_pause = self._next_pause // 2 if self._debt else 0
+        self._next_pause = max(self.first_pause, last_pause)
         self._passes_closed = 0
 
     @property
@@ -130,12 +131,11 @@ class RunningGate:
             return
         if cost.draft:
             # Not what was accepted: that scatters far more than what it is the mean of.
-            gained = self.trust * expected
-            loss = self.memory * self._loss + cost.rows + cost.draft - gained
+            lost = cost.rows + cost.draft - self.trust * expected
             # Gains of long ago must not pay for a drafter that has lost the thread.
-            self._loss = max(loss, -2 * self.prior)
-            if self._loss < 0:
-                self._unpaid = False
+            self._loss = max(self.memory * self._loss + lost, -2 * self.prior)
+            if self._debt:
+                self._debt = min(max(0.0, self._debt + lost), self.prior)
         self._proven = self._proven or accepted > 0
         memory = self.memory if expected else self.idle_memory
         self._expected = memory * self._expected + expected
@@ -143,8 +143,9 @@ class RunningGate:
         too_slow = self._loss > self.prior
         if too_slow or (expected and self.trust < self.floor):
             self._loss = 0.0
-            self._unpaid = self._unpaid or too_slow
+            if too_slow:
+                self._debt = self.prior
             self._passes_closed = self._next_pause
             self._next_pause = min(2 * self._next_pause, self.max_pause)
-        elif accepted and not self._unpaid:
+        elif accepted and not self._debt:
             self._next_pause = self.first_pause

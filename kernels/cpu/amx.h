@@ -8,7 +8,8 @@
 // one count as zero. A row's bits depend on that row alone.
 #pragma once
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BW__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && \
+    defined(__AVX512BW__)
 #define YGG_AMX 1
 
 #include <immintrin.h>

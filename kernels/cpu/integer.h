@@ -54,7 +54,9 @@ inline void quantize_group(const float* x, int row, int num_rows, CodeOrder orde
   // If any value is none or infinite the row's results become NaN, as with floats.
   const bool broken = has_nan(probe);
   const float scale = broken ? std::numeric_limits<float>::quiet_NaN() : largest / 127.0f;
-  const float inverse = largest > 0.0f && !broken ? 127.0f / largest : 0.0f;
+  // Values so small that this is infinite count as zero.
+  float inverse = largest > 0.0f && !broken ? 127.0f / largest : 0.0f;
+  if (!(inverse <= std::numeric_limits<float>::max())) inverse = 0.0f;
   std::int8_t codes[kPieceK] = {};
   std::int32_t sums[2] = {0, 0};
   if (inverse > 0.0f) {

@@ -1,8 +1,8 @@
 // Where work memory of threads lies.
 //
 // A core fetches ahead of what it reads, to the end of the page and into the next one. If another
-// core writes there, the lines go back and forth between them with every write. So what one thread
-// writes while others compute begins on a page of its own, with a page between them.
+// core writes there, the lines go back and forth between them with every write. So the work memory
+// of a thread begins on a page of its own, with a page before it.
 #pragma once
 
 #include <cstdint>

@@ -412,16 +412,26 @@ Tensor argmax(const Tensor& logits) {
   return places;
 }
 
+bool expands_to(const Tensor& t, at::IntArrayRef sizes) {
+  const auto more = static_cast<int64_t>(sizes.size()) - t.dim();
+  bool fits = more >= 0;
+  for (int64_t i = 0; fits && i < t.dim(); ++i) {
+    fits = t.size(i) == 1 || t.size(i) == sizes[static_cast<size_t>(i + more)];
+  }
+  return fits;
+}
+
 Tensor silu_mul(const Tensor& a, const Tensor& b) {
   check_float(a, "silu_mul: a");
   check_float(b, "silu_mul: b");
-  TORCH_CHECK(a.sizes() == b.sizes() && a.is_contiguous() && b.is_contiguous(),
-              "silu_mul: expected contiguous tensors of one shape, got sizes ", a.sizes(), " and ",
-              b.sizes(), ", strides ", a.strides(), " and ", b.strides());
+  TORCH_CHECK(expands_to(b, a.sizes()), "silu_mul: expected b of the sizes of a or fewer, got ",
+              a.sizes(), " and ", b.sizes());
+  const Tensor dense_a = a.contiguous();
+  const Tensor dense_b = b.expand(a.sizes()).contiguous();
   Tensor output = at::empty(a.sizes(), a.options());
   const int64_t num = a.numel();
-  const float* x = a.const_data_ptr<float>();
-  const float* y = b.const_data_ptr<float>();
+  const float* x = dense_a.const_data_ptr<float>();
+  const float* y = dense_b.const_data_ptr<float>();
   auto* out = output.mutable_data_ptr<float>();
 #pragma omp parallel num_threads(at::get_num_threads()) if (num > kAloneValues)
   {

@@ -420,7 +420,9 @@ int main(int argc, char** argv) {
     }
     for (std::int64_t format = ygg::kQ4_0; format < ygg::kNumFormats; ++format) {
       for (bool integer : {false, true}) check_linear(format, integer, rows, 512, {33, 16, 1});
-      if (ygg::format_info(format).group == 32) check_linear(format, true, rows, 224, {20, 47});
+      if (ygg::format_info(format).group != 32) continue;
+      // Of groups an odd number, and of steps of two groups.
+      for (std::int64_t k : {192, 224, 320}) check_linear(format, true, rows, k, {20, 47});
     }
   }
   const AttentionCase cases[] = {

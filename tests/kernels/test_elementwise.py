@@ -24,6 +24,13 @@ def test_silu_mul_row_invariance(ops: Operators) -> None:
         assert torch.equal(together[row : row + 1], alone)
 
 
+def test_silu_mul_of_views(ops: Operators) -> None:
+    joined, row = torch.randn(5, 64), torch.randn(1, 32)
+    a, b = joined.chunk(2, dim=-1)
+    assert torch.equal(ops.silu_mul(a, b), ops.silu_mul(a.contiguous(), b.contiguous()))
+    assert torch.equal(ops.silu_mul(a, row), ops.silu_mul(a, row.expand(5, 32)))
+
+
 def test_silu_mul_at_the_ends(ops: Operators) -> None:
     ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 200.0, -200.0, 0.0])
     found = ops.silu_mul(ends, torch.ones(6))
@@ -32,7 +39,7 @@ def test_silu_mul_at_the_ends(ops: Operators) -> None:
 
 
 def test_silu_mul_refuses(ops: Operators) -> None:
-    with pytest.raises(RuntimeError, match="silu_mul: expected contiguous tensors of one shape"):
+    with pytest.raises(RuntimeError, match="silu_mul: expected b of the sizes of a or fewer"):
         ops.silu_mul(torch.randn(2, 3), torch.randn(3, 2))
     with pytest.raises(RuntimeError, match="silu_mul: b: expected a float32"):
         ops.silu_mul(torch.randn(2), torch.randn(2).double())

@@ -120,6 +120,17 @@ def test_integer_activations_of_any_width(
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def test_rows_too_small_to_scale(ops: Operators) -> None:
+    """127 over the largest value is infinite: codes are zero, and so are the results."""
+    weights, _, widths, formats = make_weights((32,), 256, "q4_1")
+    x = torch.full((8, 256), 1e-39)
+    x[:, 64:] = torch.randn(8, 192)
+    wanted = reference.linear_unbiased(x, weights, widths, formats, True)[0]
+    assert torch.equal(ops.linear_unbiased(x, weights, widths, formats, True)[0], wanted)
+    x[:, :64] = 0.0
+    assert torch.equal(ops.linear_unbiased(x, weights, widths, formats, True)[0], wanted)
+
+
 def test_integer_activations_are_close(ops: Operators) -> None:
     """Rounding a row to int8 costs about 1 part in 127 of each group's largest value."""
     weights, _, widths, formats = make_weights((64,), 1024, "q4_1")
@@ -145,9 +156,10 @@ def test_broken_rows_stay_apart(ops: Operators, num_rows: int, num_k: int) -> No
 
 
 @pytest.mark.parametrize("integer", [False, True])
-def test_mixed_formats(ops: Operators, integer: bool) -> None:
+@pytest.mark.parametrize("last", ["q6_k", "q4_1"])
+def test_mixed_formats(ops: Operators, last: str, integer: bool) -> None:
     """One call may join weights of any formats; each gives what it gives alone."""
-    names = ("q4_k", "float32", "q8_0", "bfloat16", "q6_k")
+    names = ("q4_k", "float32", "q8_0", "bfloat16", last)
     weights = [make_panels(name, 20 + i, 256) for i, name in enumerate(names)]
     sizes = [20 + i for i in range(len(names))]
     formats = [FORMAT_NUMBERS[name] for name in names]

@@ -245,4 +245,18 @@ def test_a_prompt_behind_one_whose_drafts_lost_time_may_lose_less() -> None:
         gate.record(1.3, 1, COSTLY)
         assert gate.is_open
     gate.reset()
-    assert lose_until_closed(gate) >= first
+    lose_until_closed(gate)
+    assert closed_passes(gate) == gate.first_pause
+
+
+def test_short_prompts_that_gain_pay_the_debt_of_one_that_lost() -> None:
+    gate = proven()
+    lose_until_closed(gate)
+    for _ in range(8):
+        gate.reset()
+        for _ in range(2):
+            gate.record(1.2, 1, COSTLY)
+            assert gate.is_open
+    gate.reset()
+    assert lose_until_closed(gate) >= lose_until_closed(proven())
+    assert closed_passes(gate) == gate.first_pause

@@ -56,24 +56,33 @@ def refuse_foreign_products(program: ExportedProgram) -> None:
 
 
 def gate_by_operator(program: ExportedProgram, operators: Operators) -> int:
-    """Replaces silu(a) * b by one operator, which all threads share; returns how many."""
+    """Replaces silu(a) * b, of a's shape, by one operator, which all threads share; returns how
+    many.
+
+    The operator rounds otherwise than the compiler, so whether it is taken may not depend on the
+    number of rows: neither on how tensors lie nor on whether b happens to have as many rows as a.
+    """
     graph = program.graph
     count = 0
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.mul.Tensor:
             continue
-        gate, other = node.args
-        if not isinstance(gate, Node) or gate.target is not torch.ops.aten.silu.default:
-            gate, other = other, gate
-        if not isinstance(gate, Node) or gate.target is not torch.ops.aten.silu.default:
+        left, right = node.args
+        if not isinstance(left, Node) or not isinstance(right, Node) or left is right:
             continue
-        values = [arg.meta["val"] for arg in (gate, other) if isinstance(arg, Node)]
-        if len(gate.users) > 1 or len(values) < 2 or values[0].shape != values[1].shape:
+        swapped = left.target is not torch.ops.aten.silu.default
+        gate, other = (right, left) if swapped else (left, right)
+        if gate.target is not torch.ops.aten.silu.default or len(gate.users) > 1:
             continue
-        if any(v.dtype != torch.float32 or not v.is_contiguous() for v in values):
+        [source] = gate.args
+        assert isinstance(source, Node)
+        values = [one.meta["val"] for one in (source, other, node)]
+        if any(value.dtype != torch.float32 for value in values):
+            continue
+        if values[2].shape != values[0].shape:
             continue
         with graph.inserting_before(node):
-            gated = graph.call_function(operators.silu_mul, (gate.args[0], other))
+            gated = graph.call_function(operators.silu_mul, (source, other))
         gated.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(gated)
         graph.erase_node(node)
