@@ -26,6 +26,13 @@ def report(
             metavar="JSON",
         ),
     ] = None,
+    depth: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What `yggc train depth --json` printed when it wrote FILE (repeatable).",
+            metavar="JSON",
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page to write.", metavar="OUT.html")
     ] = Path("report.html"),
@@ -45,7 +52,9 @@ def report(
     check_output(output)
     with Bundle.open(file, cache=open_cache(None)) as bundle:
         manifest, num_bytes, digest = bundle.manifest, bundle.num_bytes, bundle.digest
-    measured = read_measured(bench or (), compare or (), manifest.name, digest)
+    measured = read_measured(
+        bench or (), compare or (), manifest.name, digest, depth or (), manifest.schedule.depth
+    )
     from yggc.report_page.page import render, sections
 
     parts = sections(manifest, num_bytes, digest, measured)

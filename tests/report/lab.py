@@ -11,6 +11,7 @@ from bundle.small import graph, manifest
 from yggc.report_page.measured import Bench
 from yggrt.core.schema import (
     Candidate,
+    DepthPredictor,
     Golden,
     LatencyJump,
     LatencyPoint,
@@ -102,6 +103,55 @@ def candidate(
         measured_tpot_ms=measured_ms,
         measured_speedup=measured_speedup,
     )
+
+
+DEPTH = DepthPredictor(
+    tree="sequence:depth=2",
+    temperature=0.0,
+    rows=(1, 2, 4),
+    base_tokens=1.0,
+    worth=(0.6, 0.5),
+    is_on=False,
+    num_traces=900,
+    num_prompts=64,
+    log_loss=0.6125,
+    constant_log_loss=0.6625,
+    calibration_error=(0.02, 0.03),
+    against="sequence:depth=1",
+    num_measured=12,
+    gain=0.994,
+    gain_interval=(0.98, 1.01),
+)
+
+
+def depth_json(**changes: Any) -> dict[str, Any]:
+    """What training DEPTH printed."""
+    return {
+        "output": "new.ygg",
+        "predictor": msgspec.to_builtins(DEPTH),
+        "ablations": [
+            {"name": "constant", "log_loss": 0.6625, "tpot_ms": 6.0},
+            {"name": "hidden", "log_loss": 0.6125, "tpot_ms": 5.9},
+            {"name": "who knows L", "log_loss": None, "tpot_ms": 5.5},
+        ],
+        "fixed_depth_ms": [10.0, 7.0, 6.5],
+        "depth_shares": [0.1, 0.4, 0.5],
+        "reliability": [
+            {"depth": 1, "error": 0.02, "bins": [
+                {"predicted": 0.2, "observed": 0.25, "num": 30},
+                {"predicted": 0.8, "observed": 0.75, "num": 90},
+            ]},
+        ],
+        "categories": [
+            {"category": "code", "num_traces": 120,
+             "constant": {"log_loss": 0.7, "tpot_ms": 5.0},
+             "hidden": {"log_loss": 0.6, "tpot_ms": 4.75}},
+        ],
+        "measured_ms": {"sequence:depth=1": 16.0, "with the predictor": 16.096},
+        "ratios": [0.99, 1.0],
+        "num_prompts": {"train": 40, "validate": 12, "test": 12},
+        **changes,
+    }  # fmt: skip
 
 
 def bench_json(**changes: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ SECTIONS = [
     "Reliability of path probabilities",
     "One iteration",
     "Chains in theory",
+    "Depth predictor",
     "Beside other runtimes",
 ]
 

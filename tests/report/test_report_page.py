@@ -12,12 +12,21 @@ from typing import Any
 import msgspec
 import pytest
 from bundle.small import write_small
-from report.lab import bench, bench_json, candidate, drafted_lab, lab, policies_json
+from report.lab import (
+    DEPTH,
+    bench,
+    bench_json,
+    candidate,
+    depth_json,
+    drafted_lab,
+    lab,
+    policies_json,
+)
 from report.pages import read_page
 from typer.testing import CliRunner, Result
 
 from yggc import cli
-from yggc.report_page.measured import Compared, ComparedPolicies, Measured
+from yggc.report_page.measured import Compared, ComparedPolicies, Measured, TrainedDepth
 from yggc.report_page.page import render, sections
 from yggrt.bundle import Bundle
 
@@ -68,11 +77,12 @@ def digest_of(path: Path) -> str:
 
 
 def test_a_page_of_everything() -> None:
-    made = lab()
+    made = lab(depth=DEPTH)
     measured = Measured(
         [bench(), bench(), bench(busy_share=0.5, interrupted=True)],
         [msgspec.convert(COMPARED, Compared)],
         [msgspec.convert(policies_json(), ComparedPolicies)],
+        [msgspec.convert(depth_json(), TrainedDepth)],
     )
     text = render("T", "by", sections(made, 1_000_000, "d" * 64, measured))
     page = read_page(text)
@@ -92,6 +102,11 @@ def test_a_page_of_everything() -> None:
     assert "90 accepted of 160 tests, 0.562" in everything["Chains in theory"]
     assert "2.50x [2.00, 3.00]" in everything["Beside other runtimes"]
     assert "llama.cpp: reads GGUF" in everything["Beside other runtimes"]
+    depth = everything["Depth predictor"]
+    assert "It is off" in depth
+    assert "0.994 [0.980, 1.010] times as long" in depth
+    assert "who knows L 5.500" in depth
+    assert "code 120 0.700 0.600 5.000 4.750" in depth
     assert len(text) < 250_000
 
 
@@ -129,7 +144,9 @@ def test_the_command_writes_a_page_of_a_file(small: Path, tmp_path: Path) -> Non
     page = read_page(out.read_text())
     # One row count, no recordings and no candidates: said so, and the rest is there.
     missing = {title for title, part in page.parts.items() if part.missing}
-    assert missing == {"Predicted speed-up by width and depth", "Predicted and measured"}
+    assert missing == {
+        "Predicted speed-up by width and depth", "Predicted and measured", "Depth predictor"
+    }  # fmt: skip
     assert "one row count" in " ".join(page.parts["Times of a pass"].text)
     assert f"{out}: " in done.stderr
     # An earlier page is written over.
@@ -243,3 +260,41 @@ def test_a_schedule_with_nothing_to_show_has_reasons() -> None:
     plain = lab(candidates=(candidate("plain", 1.0, 10.0, 1.0, None, None),), recordings=())
     page = read_page(render("T", "by", sections(plain, 1, "d" * 64, Measured())))
     assert page.parts["Predicted and measured"].missing
+
+
+def test_a_ladder_says_what_each_step_gains() -> None:
+    step = {
+        "step": "pruned tree",
+        "tree": "plain",
+        "tpot_ms": 8.0,
+        "mean_acceptance_length": 1.5,
+        "speedup": 1.25,
+        "speedup_interval": [1.2, 1.3],
+        "gain": 1.125,
+        "gain_interval": [1.1, 1.2],
+    }
+    compared = policies_json()
+    compared["temperatures"][0]["ladder"] = [step]
+    measured = Measured(policies=[msgspec.convert(compared, ComparedPolicies)])
+    page = read_page(render("T", "by", sections(lab(), 1, "d" * 64, measured)))
+    text = " ".join(page.parts["Policies"].text)
+    assert "pruned tree plain 8.00 1.50 1.25 [1.20, 1.30] 1.12 [1.10, 1.20]" in text
+
+
+def test_a_depth_predictor_alone_is_told_from_the_manifest() -> None:
+    page = read_page(render("T", "by", sections(lab(depth=DEPTH), 1, "d" * 64, Measured())))
+    text = " ".join(page.parts["Depth predictor"].text)
+    assert "0.994 [0.980, 1.010]" in text
+    assert "then `--depth depth.json`" in text
+    page = read_page(render("T", "by", sections(lab(), 1, "d" * 64, Measured())))
+    assert "None was trained for this bundle" in page.parts["Depth predictor"].missing
+
+
+def test_another_depth_predictor_is_refused(small: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "depth.json", tmp_path / "out.html"
+    file.write_text(json.dumps(depth_json()))
+    done = report(small, "--depth", file, "-o", out, cache=tmp_path / "c")
+    refused(done, tmp_path, "depth.json: is of another depth predictor", "which has none")
+    file.write_text(json.dumps(bench_json()))
+    done = report(small, "--depth", file, "-o", out, cache=tmp_path / "c")
+    refused(done, tmp_path, "is not what `yggc train depth FILE -o NEW --json` prints")

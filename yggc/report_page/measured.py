@@ -1,5 +1,5 @@
-"""The JSON of `yggrt bench` and `yggc compare`, of libraries and of policies, as far as a report
-reads it, checked to be of the report's bundle.
+"""The JSON of `yggrt bench`, of `yggc compare`, of libraries and of policies, and of `yggc train
+depth`, as far as a report reads it, checked to be of the report's bundle.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from yggrt.core.errors import RequestError
+from yggrt.core.schema import DepthPredictor
 
 Interval = tuple[float, float] | None
 _SHOWN_DIGITS = 16
@@ -113,10 +114,24 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[BudgetRow, ...]
 
 
+class LadderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the ladder. `gain`: time of the step before over this one's."""
+
+    step: str
+    tree: str
+    tpot_ms: float
+    mean_acceptance_length: float
+    speedup: float
+    speedup_interval: Interval
+    gain: float
+    gain_interval: Interval
+
+
 class AtTemperature(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     policies: tuple[PolicyRow, ...]
     budgets: tuple[Budget, ...] = ()
+    ladder: tuple[LadderRow, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -137,6 +152,50 @@ class ComparedPolicies(msgspec.Struct, frozen=True, kw_only=True):
     busy_share: float | None = None
 
 
+class Scores(msgspec.Struct, frozen=True):
+    log_loss: float
+    tpot_ms: float
+
+
+class Ablation(msgspec.Struct, frozen=True):
+    """Hazards of one origin; `log_loss` None where nothing is predicted."""
+
+    name: str
+    log_loss: float | None
+    tpot_ms: float
+
+
+class Category(msgspec.Struct, frozen=True):
+    """A prompt set, with the same hazards for every pass and with the predictor's."""
+
+    category: str
+    num_traces: int
+    constant: Scores
+    hidden: Scores
+
+
+class SurvivalBin(msgspec.Struct, frozen=True):
+    predicted: float
+    observed: float
+    num: int
+
+
+class SurvivalAtDepth(msgspec.Struct, frozen=True):
+    depth: int
+    bins: tuple[SurvivalBin, ...]
+
+
+class TrainedDepth(msgspec.Struct, frozen=True, kw_only=True):
+    """What `yggc train depth --json` prints; times in ms."""
+
+    predictor: DepthPredictor
+    ablations: tuple[Ablation, ...]
+    fixed_depth_ms: tuple[float, ...]
+    reliability: tuple[SurvivalAtDepth, ...]
+    categories: tuple[Category, ...]
+    measured_ms: dict[str, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """All that a report has beside the bundle."""
@@ -144,6 +203,7 @@ class Measured:
     benches: list[Bench] = field(default_factory=list)
     runtimes: list[Compared] = field(default_factory=list)
     policies: list[ComparedPolicies] = field(default_factory=list)
+    depths: list[TrainedDepth] = field(default_factory=list)
 
 
 class _Kind(msgspec.Struct):
@@ -152,14 +212,19 @@ class _Kind(msgspec.Struct):
     temperatures: msgspec.Raw = msgspec.Raw()
 
 
-Report = TypeVar("Report", Bench, Compared, ComparedPolicies, _Kind)
+Report = TypeVar("Report", Bench, Compared, ComparedPolicies, TrainedDepth, _Kind)
 
 
 def read_measured(
-    benches: Sequence[Path], comparisons: Sequence[Path], name: str, digest: str
+    benches: Sequence[Path],
+    comparisons: Sequence[Path],
+    name: str,
+    digest: str,
+    depths: Sequence[Path] = (),
+    predictor: DepthPredictor | None = None,
 ) -> Measured:
     """What the files hold; RequestError if one holds something else, or of another bundle than
-    that of this name and digest."""
+    that of this name, digest and depth predictor."""
     bench, compare = "yggrt bench FILE --json", "yggc compare FILE --json"
     found = Measured()
     for path in benches:
@@ -181,6 +246,15 @@ def read_measured(
             bundles = [(one.name, one.digest) for one in runtimes.bundles]
             _check(path, compare, bundles, name, digest)
             found.runtimes.append(runtimes)
+    for path in depths:
+        trained = _read(path, TrainedDepth, "yggc train depth FILE -o NEW --json")
+        if trained.predictor != predictor:
+            raise RequestError(
+                f"{path}: is of another depth predictor than that of {name}"
+                + (", which has none" if predictor is None else ""),
+                "give what `yggc train depth --json` printed when it wrote this bundle",
+            )
+        found.depths.append(trained)
     return found
 
 

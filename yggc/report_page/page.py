@@ -11,6 +11,7 @@ from markupsafe import Markup
 from yggc.report_page.acceptance import acceptance_section, reliability_section
 from yggc.report_page.bundle_tables import bundle_section, runtimes_section, schedules_section
 from yggc.report_page.chain import chain_section
+from yggc.report_page.depth import depth_section
 from yggc.report_page.iteration import iteration_section
 from yggc.report_page.measured import Measured
 from yggc.report_page.policies import policies_section
@@ -37,6 +38,7 @@ def sections(
         reliability_section(benches),
         iteration_section(manifest),
         chain_section(manifest, benches),
+        depth_section(manifest.schedule.depth, measured.depths),
         runtimes_section(measured.runtimes),
     )
 

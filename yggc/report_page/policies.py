@@ -78,6 +78,23 @@ def _tables(one: ComparedPolicies, at: AtTemperature) -> Iterator[Table]:
         ),
         num_words=2,
     )  # fmt: skip
+    if at.ladder:
+        yield Table(
+            (f"step, T = {at.temperature:g}", "tree", "ms a token", "tokens a pass", "x plain",
+             "x the step before"),
+            tuple(
+                (
+                    row.step,
+                    row.tree,
+                    f"{row.tpot_ms:.2f}",
+                    f"{row.mean_acceptance_length:.2f}",
+                    f"{row.speedup:.2f}{shown_interval(row.speedup_interval)}",
+                    f"{row.gain:.2f}{shown_interval(row.gain_interval)}",
+                )
+                for row in at.ladder
+            ),
+            num_words=2,
+        )  # fmt: skip
     lengths = lengths_by_policy(at)
     budgets = sorted(one.rows for one in at.budgets)
     if lengths:
