@@ -24,6 +24,7 @@ from yggc.depth.run import write_trained
 from yggc.depth.swap import swap_constants
 from yggc.depth.tree import base_tree, full_depth
 from yggc.errors import RecipeError
+from yggc.report_page.measured import TrainedDepth
 from yggrt.bundle import Bundle
 from yggrt.cache import open_cache
 from yggrt.core.consistency import check_manifest
@@ -165,6 +166,8 @@ def test_a_predictor_is_trained_measured_and_shipped(built: Path, tmp_path: Path
             name: tuple(found["predictor"][name])
             for name in ("rows", "worth", "calibration_error", "gain_interval")
         }
+        # As a report reads it.
+        assert msgspec.convert(found, TrainedDepth).predictor == depth
         assert depth.is_on == (depth.gain_interval[0] > 1)
         assert parse_tree_spec(depth.tree).depth == len(depth.worth) == DEPTH
         assert depth.num_measured >= 2
