@@ -26,6 +26,15 @@ def matrix(
             metavar="BUNDLES",
         ),
     ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            "--target",
+            help="Leave out all but these targets (repeatable).",
+            metavar="TARGET",
+        ),
+    ] = None,
     changed_only: Annotated[
         bool, typer.Option("--changed-only", help="Leave out what need not be built again.")
     ] = False,
@@ -42,6 +51,7 @@ def matrix(
 
     from yggc.errors import RecipeError
     from yggc.matrix import build_matrix
+    from yggc.targets import resolve_target
 
     # What a shell makes of `--against *.ygg`: the first is the option's, the others follow.
     more = [path for path in recipes if path.suffix in _BUNDLES]
@@ -55,6 +65,9 @@ def matrix(
         note(
             f"{one.path}: {one.manifest.name} for {one.manifest.target.name} is of no recipe here"
         )
+    if target:
+        wanted = {resolve_target(one, dry_run=True)[0] for one in target}
+        entries = [entry for entry in entries if entry.target in wanted]
     if changed_only:
         entries = [entry for entry in entries if entry.changed]
     if as_json:

@@ -239,6 +239,13 @@ def test_what_a_ci_matrix_takes(lab: Lab, bundle: Path) -> None:
     repeated = [part for path in paths for part in ("--against", path)]
     only = matrix(*lab.recipes, *repeated, "--json", "--changed-only")
     assert json.loads(only.stdout) == {"include": [found["include"][1]]}
+    for target, names in (("h100", ["three-h100"]), ("cpu", ["one", "two", "three-cpu"])):
+        of_target = matrix(*lab.recipes, *repeated, "--json", "--target", target)
+        shown = [entry["name"] for entry in json.loads(of_target.stdout)["include"]]
+        assert shown == names
+    unknown = matrix(*lab.recipes, *repeated, "--json", "--target", "h1000")
+    assert unknown.returncode == 2
+    assert "h1000" in unknown.stderr
     folder = lab.folder / "before"
     folder.mkdir()
     shutil.copy(bundle, folder)
