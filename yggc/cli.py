@@ -392,8 +392,9 @@ def _prepare(
 @reports_errors
 def targets(as_json: AsJson = False, verbose: Verbose = False) -> None:
     """Lists what can be built for, and what this machine is."""
-    from yggc.host import cpu_name, usable_cores
+    from yggc.host import cpu_name
     from yggc.targets import GPU_TARGETS, host_gpus
+    from yggrt.cores import usable_cores
     from yggrt.memory import available_memory_bytes
 
     gpus = host_gpus()

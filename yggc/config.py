@@ -19,11 +19,12 @@ import msgspec
 
 from yggc.errors import RecipeError
 from yggc.heads import is_head_folder, is_medusa_folder
-from yggc.host import default_work_dir, usable_cores
+from yggc.host import default_work_dir
 from yggrt.core.errors import RequestError
 from yggrt.core.plans import DraftKind, why_not_run
 from yggrt.core.schema import GraphKind, Plan
 from yggrt.core.spec import draft_steps, parse_tree_spec
+from yggrt.cores import usable_cores
 from yggrt.memory import available_memory_bytes
 
 DEFAULT_MAX_MODEL_LEN = 2048

@@ -1,4 +1,4 @@
-"""What this machine offers a build: cores, memory, disk, folders. Asks the system, keeps nothing,
+"""What this machine offers a build: disk, folders, its name. Asks the system, keeps nothing,
 imports no torch.
 """
 
@@ -10,32 +10,6 @@ import shutil
 from pathlib import Path
 
 from yggc.errors import RecipeError
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use: hyper-threads count once, a container's CPU quota
-    is honoured.
-    """
-    logical = (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
-    groups = set()
-    for cpu in logical:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        groups.add(path.read_text().strip() if path.is_file() else str(cpu))
-    return max(1, min(len(groups), _quota_cores() or len(groups)))
-
-
-def _quota_cores() -> int | None:
-    path = _CGROUP / "cpu.max"
-    if not path.is_file():
-        return None
-    quota, _, period = path.read_text().partition(" ")
-    return None if quota == "max" else max(1, int(quota) // int(period))
 
 
 def free_disk_bytes(folder: Path) -> int:

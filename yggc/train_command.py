@@ -119,7 +119,7 @@ class SharedFlags:
         as_json: AsJson = False,
         verbose: Verbose = False,
     ) -> None:
-        from yggc.host import usable_cores
+        from yggrt.cores import usable_cores
 
         check_device(device, dtype)
         check_positive(

@@ -68,8 +68,9 @@ def data(
     verbose: Verbose = False,
 ) -> None:
     """The verifier writes text of its own from prompts. The same command goes on after a stop."""
-    from yggc.host import default_work_dir, usable_cores
+    from yggc.host import default_work_dir
     from yggc.workdir import WorkDir
+    from yggrt.cores import usable_cores
 
     check_device(device, dtype)
     prepare_process()

@@ -5,7 +5,6 @@ docs/troubleshooting.md follows the findings line by line.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from yggrt.core.errors import CheckFailed
 from yggrt.core.objective import Objective, speedup
 from yggrt.core.schema import Manifest
 from yggrt.core.search import PLAIN
+from yggrt.cores import usable_processors
 from yggrt.latency import LatencyTable, Surface
 from yggrt.loading import choose_threads, load_draft_graphs, load_graphs
 from yggrt.measure import describe_jump, table_jumps, time_passes, verifier_passes
@@ -196,7 +196,7 @@ def _busy(seen: Evidence) -> Finding:
 
 
 def _threads(seen: Evidence) -> Finding:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_processors()
     tuned = seen.manifest.target.tuned_for.num_threads
     found = f"{seen.num_threads} threads, {cores} usable processors, tuned for {tuned} threads"
     values = {"num_threads": seen.num_threads, "num_cores": cores, "tuned_for": tuned}

@@ -5,7 +5,6 @@ torch is imported after the checks, so that a refusal does not take seconds.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from yggrt.core.objective import Objective
 from yggrt.core.passes import DraftGraphs, Graphs
 from yggrt.core.schema import TreeSpec, TunedFor
 from yggrt.core.spec import draft_steps, parse_tree_spec
+from yggrt.cores import usable_processors
 from yggrt.drafters import Drafter
 from yggrt.drafters.joined import JoinedDrafter
 from yggrt.drafters.lookahead import LookaheadDrafter
@@ -243,13 +243,14 @@ def load_text(bundle: Bundle) -> Text | None:
 
 
 def choose_threads(asked: int | None, tuned_for: TunedFor) -> int:
-    """`asked`, or as many threads as the bundle was tuned for and this process has cores."""
-    num_cores = len(os.sched_getaffinity(0))
+    """`asked`, or as many threads as the bundle was tuned for and this process may use
+    processors."""
+    usable = usable_processors()
     if asked is None:
-        return max(1, min(tuned_for.num_threads, num_cores))
+        return min(tuned_for.num_threads, usable)
     if not 1 <= asked <= MAX_THREADS:
         raise RequestError(
             f"number of threads is {asked}, wanted 1 to {MAX_THREADS}",
-            f"this machine has {num_cores} cores",
+            f"this process may use {usable} processors",
         )
     return asked

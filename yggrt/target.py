@@ -15,6 +15,7 @@ from pathlib import Path
 
 from yggrt.core.errors import TargetError
 from yggrt.core.schema import MustMatch, Target, TunedFor
+from yggrt.cores import usable_processors
 
 # Containers and hypervisors take a little of the memory that the device has.
 _MEMORY_TOLERANCE = 0.1
@@ -42,7 +43,7 @@ def host_target(num_threads: int | None = None) -> Target:
             device=cpu.get("model name") or platform.machine(),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             num_cores=os.cpu_count() or 1,
-            num_threads=num_threads or _usable_cores(),
+            num_threads=num_threads or usable_processors(),
             read_bandwidth=0.0,
             flops=0.0,
         ),
@@ -151,12 +152,6 @@ def _usable_flags(flags: str) -> set[str]:
         if ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) != 0:
             found -= {flag for flag in found if flag.startswith("amx_")}
     return found
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _torch_build() -> tuple[str, str]:

@@ -21,7 +21,7 @@ from yggc.config import (
     resolve_for_model,
 )
 from yggc.errors import RecipeError
-from yggc.host import usable_cores
+from yggrt.cores import usable_cores
 
 RECIPES = Path(__file__).parents[2] / "artifacts" / "recipes"
 NEEDED = {"verifier": "m.gguf", "output": "out/m.ygg", "target": "cpu"}
