@@ -181,6 +181,9 @@ def _inductor_settings(scratch: Path, c_shims: dict[Any, list[str]]) -> Iterator
         "aot_inductor.model_name_for_generated_files": "graph",
         "aot_inductor.enable_line_tables": False,
         "cpp.cxx": (None, str(_compiler(scratch))),
+        # They are kept outside `scratch`, 130 MB each, by a key that has this compile's folder in
+        # it: none would serve twice.
+        "aot_inductor.precompile_headers": False,
         # Worker processes are ours; Inductor's own pool would outlive a kill.
         "compile_threads": 1,
         "fx_graph_cache": False,

@@ -30,11 +30,16 @@ def yggc(folder: Path, *arguments: str | Path) -> str:
     """stdout of a command over the recipe in `folder`, with stages kept there and strings that
     hash as no other process has them."""
     command = [sys.executable, "-m", "yggc", *map(str, arguments)]
-    env = {**os.environ, "PYTHONHASHSEED": "random"}
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    env = {**os.environ, "PYTHONHASHSEED": "random", "TMPDIR": str(temporary)}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=folder, env=env, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    # What compilers and libraries keep by themselves would pile up with every graph.
+    left = [path for path in temporary.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in left) < 1_000_000, left
     return done.stdout
 
 
