@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from yggc.report_page.measured import TrainedDepth
-from yggc.report_page.section import Picture, Section, Table
+from yggc.report_page.section import Picture, Section, Table, shown_interval
 from yggc.report_page.svg import COLOURS, svg_of
 from yggrt.core.schema import DepthPredictor
 
@@ -45,18 +45,14 @@ def depth_section(predictor: DepthPredictor | None, trained: Sequence[TrainedDep
 def _lines(one: DepthPredictor) -> Iterator[str]:
     yield (
         f"It is {'on' if one.is_on else 'off'}: on {one.num_measured} held-out prompts "
-        f"{one.against} takes {one.gain:.3f}{_interval(one.gain_interval)} times as long a token "
-        f"as the predictor's choice of depth in {one.tree}, at temperature {one.temperature:g}"
+        f"{one.against} takes {one.gain:.3f}{shown_interval(one.gain_interval, 3)} times as long a "
+        f"token as the predictor's choice of depth in {one.tree}, at temperature {one.temperature:g}"
         + ("." if one.is_on else "; it ships on only where the interval lies above 1.")
     )
     yield (
         f"{one.num_traces} traces of {one.num_prompts} prompts. Log-loss a hazard "
         f"{one.log_loss:.4f} nats, of the same hazards for every pass {one.constant_log_loss:.4f}."
     )
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    return f" [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def _by_depth(one: DepthPredictor) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from yggc.report_page.measured import AtTemperature, ComparedPolicies
+from yggc.report_page.measured import AtTemperature, ComparedPolicies, LadderRow, PolicyRow
 from yggc.report_page.section import Picture, Section, Table, shown_interval
 from yggc.report_page.svg import COLOURS, svg_of
 from yggrt.busy import BUSY_SHARE
@@ -61,6 +61,15 @@ def _lines(one: ComparedPolicies) -> Iterator[str]:
         yield f"Other processes took {one.busy_share:.0%} of the processors meanwhile."
 
 
+def _timed(row: PolicyRow | LadderRow) -> tuple[str, ...]:
+    return (
+        row.tree,
+        f"{row.tpot_ms:.2f}",
+        f"{row.mean_acceptance_length:.2f}",
+        f"{row.speedup:.2f}{shown_interval(row.speedup_interval)}",
+    )
+
+
 def _tables(one: ComparedPolicies, at: AtTemperature) -> Iterator[Table]:
     yield Table(
         (f"policy, T = {at.temperature:g}", "tree", "ms a token", "tokens a pass", "x plain",
@@ -68,10 +77,7 @@ def _tables(one: ComparedPolicies, at: AtTemperature) -> Iterator[Table]:
         tuple(
             (
                 row.policy,
-                row.tree,
-                f"{row.tpot_ms:.2f}",
-                f"{row.mean_acceptance_length:.2f}",
-                f"{row.speedup:.2f}{shown_interval(row.speedup_interval)}",
+                *_timed(row),
                 f"{row.behind:.2f}{shown_interval(row.behind_interval)}",
             )
             for row in at.policies
@@ -85,10 +91,7 @@ def _tables(one: ComparedPolicies, at: AtTemperature) -> Iterator[Table]:
             tuple(
                 (
                     row.step,
-                    row.tree,
-                    f"{row.tpot_ms:.2f}",
-                    f"{row.mean_acceptance_length:.2f}",
-                    f"{row.speedup:.2f}{shown_interval(row.speedup_interval)}",
+                    *_timed(row),
                     f"{row.gain:.2f}{shown_interval(row.gain_interval)}",
                 )
                 for row in at.ladder

@@ -33,6 +33,6 @@ class Section:
     missing: str = ""
 
 
-def shown_interval(interval: tuple[float, float] | None) -> str:
+def shown_interval(interval: tuple[float, float] | None, digits: int = 2) -> str:
     """As in " [1.70, 2.13]"; "" if there is none."""
-    return f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+    return f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]" if interval else ""
