@@ -60,13 +60,13 @@ def matrix(
             f"{more[0]} is no recipe, wanted .toml files", "give bundles behind --against"
         )
     chosen = [path for path in recipes if path not in more]
+    wanted = {resolve_target(one, dry_run=True)[0] for one in target or ()}
     entries, unknown = build_matrix(chosen, [*(against or ()), *more])
     for one in unknown:
         note(
             f"{one.path}: {one.manifest.name} for {one.manifest.target.name} is of no recipe here"
         )
-    if target:
-        wanted = {resolve_target(one, dry_run=True)[0] for one in target}
+    if wanted:
         entries = [entry for entry in entries if entry.target in wanted]
     if changed_only:
         entries = [entry for entry in entries if entry.changed]

@@ -247,7 +247,7 @@ def choose_threads(asked: int | None, tuned_for: TunedFor) -> int:
     processors."""
     usable = usable_processors()
     if asked is None:
-        return min(tuned_for.num_threads, usable)
+        return max(1, min(tuned_for.num_threads, usable))
     if not 1 <= asked <= MAX_THREADS:
         raise RequestError(
             f"number of threads is {asked}, wanted 1 to {MAX_THREADS}",

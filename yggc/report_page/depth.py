@@ -43,10 +43,11 @@ def depth_section(predictor: DepthPredictor | None, trained: Sequence[TrainedDep
 
 
 def _lines(one: DepthPredictor) -> Iterator[str]:
+    gain = f"{one.gain:.3f}{shown_interval(one.gain_interval, 3)}"
     yield (
         f"It is {'on' if one.is_on else 'off'}: on {one.num_measured} held-out prompts "
-        f"{one.against} takes {one.gain:.3f}{shown_interval(one.gain_interval, 3)} times as long a "
-        f"token as the predictor's choice of depth in {one.tree}, at temperature {one.temperature:g}"
+        f"{one.against} takes {gain} times as long a token as the predictor's choice of depth in "
+        f"{one.tree}, at temperature {one.temperature:g}"
         + ("." if one.is_on else "; it ships on only where the interval lies above 1.")
     )
     yield (
